@@ -1,0 +1,129 @@
+"""Items: the named parts of the state, as the phases of saving and restoring see them.
+
+The phases never see a tensor. They see a `Source`, which gives the bytes of one tensor (or of this rank's box of it), and
+a `Target`, which takes them. This file knows nothing of torch, so that every crash of the protocol can be played with
+items made of plain bytes.
+
+How an item is restored: `check` (nothing is touched) → `targets` → each target is filled and its bytes are checked by
+digest → `apply`. The caller applies items in the order of their types: modules first, random streams last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from safepoint.errors import Difference
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Describe one stored tensor, or one box of it.
+
+    `shape` is that of the box, `global_shape` that of the whole tensor, `offset` where the box begins in it. On one
+    process the box is the tensor. `dtype` is the true dtype by torch's name without the prefix, such as ``bfloat16``.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+class Source(Protocol):
+    """Give the bytes of one box of a tensor: dense, C order, little-endian."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size in bytes."""
+
+    def copy_into(self, buffer: memoryview) -> None:
+        """Copy all bytes into a writable buffer of exactly `nbytes` bytes. Must not draw random numbers or change state."""
+
+
+class Target(Protocol):
+    """Take the bytes of one box of a tensor.
+
+    The reader fills `memory()`, checks the digest of what it filled, and then calls `commit()`. For a tensor in host
+    memory `memory()` is the tensor's own storage and `commit()` has nothing left to do.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size in bytes."""
+
+    def memory(self) -> memoryview:
+        """Return writable host memory of exactly `nbytes` bytes, valid until `commit`."""
+
+    def commit(self) -> None:
+        """Move the filled bytes to where they belong, and let go of temporary memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTensor:
+    """Pair what a tensor is with where its bytes come from."""
+
+    spec: TensorSpec
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedItem:
+    """Hold one item at a boundary: a plain tree (see `safepoint.format.plain`) and the tensors its leaves name."""
+
+    type: str
+    plain: object
+    tensors: tuple[CapturedTensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SavedItem:
+    """Hold what a checkpoint says of one item, before any tensor byte is read."""
+
+    type: str
+    plain: object
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Permits:
+    """Say which differences a restore accepts, and which side wins.
+
+    `words` are the words of `Contract(permit=...)`; `current` is the subset for which the live value wins over the
+    saved one.
+    """
+
+    words: frozenset[str] = frozenset()
+    current: frozenset[str] = frozenset()
+
+
+class Item(Protocol):
+    """Capture and restore one named part of the state. One adapter per kind of live object implements it."""
+
+    @property
+    def name(self) -> str:
+        """Return the item's name, as registered."""
+
+    @property
+    def type(self) -> str:
+        """Return the type recorded in the checkpoint, such as ``module``; a restore into another type is a mismatch."""
+
+    def capture(self) -> CapturedItem:
+        """Return the state now. The sources refer to live memory: they are read before the boundary is left.
+
+        Draws no random number and changes nothing. Raises `RequestError` for a value that cannot be stored, by its path.
+        """
+
+    def check(self, saved: SavedItem) -> Sequence[Difference]:
+        """Compare what was saved with the live object and return every difference; touches nothing."""
+
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+        """Return a target for each stored tensor that shall be read, by name. Touches nothing yet."""
+
+    def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
+        """Set the live object from the saved plain tree and the committed targets.
+
+        Returns what was deliberately left as it is (names of parameters and slots), for the report.
+        """

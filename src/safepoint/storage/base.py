@@ -1,0 +1,149 @@
+"""What safepoint asks of a place that keeps bytes under names.
+
+Paths are relative to the storage's root: names of ``[A-Za-z0-9._-]``, none of them ``.`` or ``..``, joined with ``/``;
+the empty path is the root itself. A path outside this grammar is a `RequestError` before anything is looked at.
+
+Obligations that hold for every verb:
+
+1. An object, once it has its name, never changes (`put` and `append` files are the two stated exceptions).
+2. A failure raises `StorageError` (or its subclasses `ObjectExistsError`, `ObjectMissingError`) with the path; nothing
+   is retried inside, and a failed sync is never reported as success by a later call.
+3. Links are not followed below the root.
+4. Verbs may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from safepoint.errors import RequestError
+
+Durability = Literal["process", "power", "replicated"]
+
+_ALLOWED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+_LONGEST_PATH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Name one object or folder found in a folder; `size_bytes` is 0 for folders."""
+
+    name: str
+    is_folder: bool
+    size_bytes: int
+
+
+class ObjectWriter(Protocol):
+    """Write one new object from front to back.
+
+    The object may be visible to others before `finish`; nothing relies on it until a manifest names it.
+    """
+
+    def write(self, data: memoryview) -> None:
+        """Append all bytes of `data`; a short write is completed or raises `StorageError`."""
+
+    def finish(self) -> None:
+        """Make the bytes durable (not yet the name: see `Storage.sync_folder`) and close. Called at most once."""
+
+    def abandon(self) -> None:
+        """Close without any claim about the bytes. The object may remain, as garbage. Never raises `StorageError`."""
+
+
+class Appender(Protocol):
+    """Keep a text file of lines at low cost, without any durability; used for the journal.
+
+    After a crash any suffix of the lines may be missing or torn.
+    """
+
+    def append(self, line: bytes) -> None:
+        """Add a line that stays. `line` has no newline."""
+
+    def replace_last(self, line: bytes) -> None:
+        """Put `line` in the place of the line that the previous `replace_last` wrote, else add it.
+
+        A later `append` keeps the replaced line.
+        """
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+
+
+class Storage(Protocol):
+    """Keep bytes under names, with exclusive creation and explicit durability."""
+
+    @property
+    def url(self) -> str:
+        """Return the root in the form a user would type."""
+
+    @property
+    def durability(self) -> Durability:
+        """Return what a fully synced object survives: ``process`` death, ``power`` loss, or loss of a disk."""
+
+    def root_exists(self) -> bool:
+        """Return whether the root is there, without creating it."""
+
+    def make_root(self) -> None:
+        """Create the root and the missing folders above it, durably (each parent is synced). Idempotent."""
+
+    def make_folder(self, path: str) -> None:
+        """Create one folder and the missing ones above it, below the root. Idempotent.
+
+        The new names are durable only after `sync_folder` of their parents.
+        """
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable: creations, publications and deletions made before the call."""
+
+    def create(self, path: str) -> ObjectWriter:
+        """Create a new object exclusively. Raises `ObjectExistsError` when the name is taken."""
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Give complete, already durable bytes their name in one atomic, exclusive step.
+
+        Others see either nothing or all of `data`. If we die inside, an unnamed or temporary object may be left behind
+        (its name starts with ``.tmp-``). The name itself is durable after `sync_folder` of its parent.
+        Raises `ObjectExistsError` when the name is taken; `OutcomeUnknownError` when the name may have been given.
+        """
+
+    def put(self, path: str, data: bytes) -> None:
+        """Replace or create a small object atomically, without durability; used for heartbeats."""
+
+    def append(self, path: str) -> Appender:
+        """Open a text file for `Appender`, creating it."""
+
+    def read(self, path: str, *, limit_bytes: int) -> bytes:
+        """Return the whole object. Larger than `limit_bytes` is a `CorruptionError`, before anything is allocated."""
+
+    def read_into(self, path: str, offset_bytes: int, buffer: memoryview) -> None:
+        """Fill `buffer` from the object, beginning at an offset. A shorter object is a `CorruptionError`."""
+
+    def size(self, path: str) -> int:
+        """Return an object's size in bytes, having opened it (a name alone is no proof on network file systems)."""
+
+    def list(self, path: str) -> list[Entry]:
+        """Return what is in a folder, sorted by name; an absent folder is empty. Links are left out."""
+
+    def delete(self, path: str) -> None:
+        """Remove an object; an absent one is fine. Never a folder."""
+
+    def delete_folder(self, path: str) -> None:
+        """Remove a folder if it is empty; an absent one is fine. One that is not empty is a `StorageError`."""
+
+
+def check_path(path: str) -> tuple[str, ...]:
+    """Return the names that make up a path, or raise `RequestError` when it is outside the grammar."""
+    if path == "":
+        return ()
+    if len(path) > _LONGEST_PATH:
+        raise RequestError("a storage path is too long", where=path[:80] + "…", expected=f"at most {_LONGEST_PATH}")
+    names = tuple(path.split("/"))
+    for name in names:
+        if not name or name in (".", "..") or not _ALLOWED.issuperset(name):
+            raise RequestError(
+                "a storage path holds a name that is not allowed",
+                where=repr(path),
+                expected="names of letters, digits, '.', '_' and '-', joined with '/'",
+                found=repr(name),
+            )
+    return names
