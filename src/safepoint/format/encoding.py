@@ -1,0 +1,142 @@
+"""Bytes to typed records and back, strictly and within bounds.
+
+Invariants:
+
+1. A record's text begins with ``{"digest":"`` and 32 hexadecimal digits; the digest is that of every byte after them.
+2. What is decoded has no unknown field, no duplicate key, no number out of range, no nesting beyond the limit; otherwise
+   a `CorruptionError` names the file. Foreign decoding errors never leave this file.
+3. Nothing is allocated by a size that the text names.
+
+Spec: F2.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from safepoint.errors import CorruptionError
+from safepoint.format.digest import HEX_LENGTH, digest_bytes, is_digest
+
+MAX_NESTING = 256
+RECORD_LIMIT_BYTES = 1 << 20
+MANIFEST_LIMIT_BYTES = 1 << 26
+INDEX_LIMIT_BYTES = 1 << 30
+
+_PREFIX = b'{"digest":"'
+_HEAD = len(_PREFIX) + HEX_LENGTH
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def seal(record: msgspec.Struct) -> bytes:
+    """Return a record as text that carries its own digest, one field per line.
+
+    Spec: F2.
+    """
+    body = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    tail = b'",' + body[1:] + b"\n"
+    return _PREFIX + digest_bytes(tail).encode("ascii") + tail
+
+
+def unseal(data: bytes, kind: type[Record], *, where: str) -> Record:
+    """Return the record that a text holds, having checked its digest and its form.
+
+    Args:
+        data: The whole file.
+        kind: The record type.
+        where: The file's path, for messages.
+
+    Raises:
+        CorruptionError: The text is not a record of this kind, or its digest does not match.
+
+    Spec: F2.
+    """
+    check_seal(data, where=where)
+    tree = parse_json(data, where=where)
+    if not isinstance(tree, dict):
+        raise _corrupt(where, "a JSON object", type(tree).__name__)
+    del tree["digest"]
+    try:
+        return msgspec.convert(tree, kind, strict=True)
+    except msgspec.ValidationError as exc:
+        raise _corrupt(where, f"a {kind.__name__}", str(exc)) from exc
+
+
+def check_seal(data: bytes, *, where: str) -> str:
+    """Return a record's digest, having recomputed it.
+
+    Raises:
+        CorruptionError: The prefix or the digest is not right.
+
+    Spec: F2.
+    """
+    stated = data[len(_PREFIX) : _HEAD].decode("ascii", "replace")
+    if data[: len(_PREFIX)] != _PREFIX or not is_digest(stated):
+        found = "an empty file" if not data else repr(data[:24])
+        raise _corrupt(where, "a record that begins with its digest", found)
+    actual = digest_bytes(data[_HEAD:])
+    if stated != actual:
+        raise _corrupt(where, f"digest {stated}", actual)
+    return actual
+
+
+def parse_json(data: bytes, *, where: str) -> Any:
+    """Return the tree that a JSON text holds: unique keys, finite numbers, bounded nesting, valid UTF-8.
+
+    Raises:
+        CorruptionError: Something else.
+
+    Spec: F2.
+    """
+    _check_nesting(data, where)
+    try:
+        return json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique_pairs,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+    except (ValueError, RecursionError) as exc:
+        raise _corrupt(where, "strict JSON", str(exc)[:200]) from exc
+
+
+def _check_nesting(data: bytes, where: str) -> None:
+    depth = 0
+    for match in _BRACKETS.finditer(data):
+        first = match[0]
+        if first in (b"[", b"{"):
+            depth += 1
+            if depth > MAX_NESTING:
+                raise _corrupt(where, f"at most {MAX_NESTING} levels", "more")
+        elif first in (b"]", b"}"):
+            depth -= 1
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:80]!r} stands twice")
+    return result
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is out of range")
+    return number
+
+
+def _corrupt(where: str, expected: str, found: str) -> CorruptionError:
+    return CorruptionError("a record cannot be decoded", where=where, expected=expected, found=found)

@@ -1,0 +1,158 @@
+"""A rank's index: which tensors it stored, where each chunk lies, and its plain values.
+
+Spec: F3, F4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+
+from safepoint.errors import CorruptionError
+from safepoint.format.digest import is_digest
+from safepoint.format.dtypes import DTYPES
+from safepoint.format.encoding import unseal
+from safepoint.format.extent import check_shape, element_count
+from safepoint.format.names import GenerationName, is_object_name
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class ObjectReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Name one object of a generation, with its size and digest. An ancestor's object is named by its generation."""
+
+    generation: str
+    name: str
+    size_bytes: Count
+    digest: str
+
+
+class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Name the bytes of a range of rows: `object` counts in the index's list, `offset_bytes` from the file's begin."""
+
+    rows: tuple[Count, Count]
+    object: Count
+    offset_bytes: Count
+    size_bytes: Count
+    digest: str
+
+
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Describe one box of one tensor: `name` is the name within the item, `item` counts nothing: it is the item's name."""
+
+    item: str
+    name: str
+    dtype: str
+    global_shape: tuple[Count, ...]
+    offset: tuple[Count, ...]
+    shape: tuple[Count, ...]
+    chunks: tuple[Chunk, ...]
+
+
+class IndexedItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hold an item's type and its plain tree in JSON form."""
+
+    type: str
+    plain: Any
+
+
+class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """List what one rank stored in one generation."""
+
+    generation: str
+    rank: Count
+    world_size: Count
+    header_bytes: Count
+    header_digest: str
+    objects: tuple[ObjectReference, ...]
+    items: dict[str, IndexedItem]
+    tensors: tuple[Tensor, ...]
+
+
+def decode_index(data: bytes, *, where: str) -> Index:
+    """Return a rank's index, having checked everything that can be checked without its data.
+
+    Raises:
+        CorruptionError: A digest, name, shape, range or reference is not right.
+
+    Spec: F3.
+    """
+    index = unseal(data, Index, where=where)
+    for reference in index.objects:
+        check_reference(reference, where=where)
+    seen: set[tuple[str, str]] = set()
+    for tensor in index.tensors:
+        place = f"{where}: {tensor.item}/{tensor.name}"
+        if (tensor.item, tensor.name) in seen:
+            raise CorruptionError("a tensor is listed twice", where=place)
+        seen.add((tensor.item, tensor.name))
+        if tensor.item not in index.items:
+            raise CorruptionError("a tensor belongs to no item", where=place)
+        _check_tensor(tensor, index.objects, place)
+    _check_ranges(index, where)
+    return index
+
+
+def check_reference(reference: ObjectReference, *, where: str) -> None:
+    """Raise `CorruptionError` when an object's reference is outside the grammar."""
+    named = GenerationName.parse(reference.generation) is not None and is_object_name(reference.name)
+    if not named or not is_digest(reference.digest):
+        raise CorruptionError(
+            "an object's name is not one that this format makes",
+            where=where,
+            expected="a generation, an object name, a digest",
+            found=repr((reference.generation, reference.name, reference.digest))[:200],
+        )
+
+
+def _check_tensor(tensor: Tensor, objects: tuple[ObjectReference, ...], place: str) -> None:
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise CorruptionError("a tensor has an unknown element type", where=place, found=repr(tensor.dtype[:40]))
+    axes = len(tensor.global_shape)
+    check_shape(tensor.global_shape, dtype.size_bytes, where=place)
+    size_bytes = check_shape(tensor.shape, dtype.size_bytes, where=place)
+    if len(tensor.shape) != axes or len(tensor.offset) != axes:
+        raise CorruptionError("a tensor's box has the wrong number of axes", where=place, expected=axes)
+    if any(o + n > g for o, n, g in zip(tensor.offset, tensor.shape, tensor.global_shape, strict=True)):
+        raise CorruptionError("a box lies outside its tensor", where=place, found=f"{tensor.offset} + {tensor.shape}")
+    row_bytes = element_count(tensor.shape[1:]) * dtype.size_bytes
+    next_row = 0
+    for chunk in tensor.chunks:
+        start, stop = chunk.rows
+        if start != next_row or stop <= start or chunk.size_bytes != (stop - start) * row_bytes:
+            raise CorruptionError("a chunk does not follow the one before it", where=place, found=f"rows {chunk.rows}")
+        if chunk.object >= len(objects) or not is_digest(chunk.digest):
+            raise CorruptionError("a chunk names no object or no digest", where=place, found=chunk.object)
+        if chunk.offset_bytes + chunk.size_bytes > objects[chunk.object].size_bytes:
+            raise CorruptionError("a chunk ends behind the end of its object", where=place, found=chunk.offset_bytes)
+        next_row = stop
+    rows = (tensor.shape[0] if tensor.shape else 1) if size_bytes else 0
+    if next_row != rows:
+        raise CorruptionError("a tensor's chunks do not cover it", where=place, expected=f"{rows} rows", found=next_row)
+
+
+def _check_ranges(index: Index, where: str) -> None:
+    """Check that this generation's chunks fill its data file from the header's end to the file's end, once."""
+    own = [n for n, reference in enumerate(index.objects) if reference.generation == index.generation]
+    for number in own:
+        end = index.header_bytes
+        for chunk in sorted(_chunks_of(index.tensors, number), key=lambda chunk: chunk.offset_bytes):
+            if chunk.offset_bytes != end:
+                raise CorruptionError(
+                    "the chunks of a data file overlap or leave a hole", where=where, expected=end, found=chunk.offset_bytes
+                )
+            end += chunk.size_bytes
+        if end != index.objects[number].size_bytes:
+            raise CorruptionError(
+                "the chunks do not fill their data file",
+                where=where,
+                expected=index.objects[number].size_bytes,
+                found=end,
+            )
+
+
+def _chunks_of(tensors: Iterable[Tensor], number: int) -> list[Chunk]:
+    return [chunk for tensor in tensors for chunk in tensor.chunks if chunk.object == number]

@@ -1,0 +1,97 @@
+"""The names of everything in a run's folder, and the grammar they obey.
+
+A name is made here, or it is not one of ours: what does not parse is foreign, is never read and never deleted.
+
+Spec: F5.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from safepoint.errors import RequestError
+
+RUN_RECORD = "run.json"
+INCARNATIONS = "incarnations"
+GENERATIONS = "generations"
+JOURNAL = "journal"
+MANIFEST = "manifest.json"
+TOMBSTONE = "deleted.json"
+VERIFIED = "verified.json"
+TEMPORARY_PREFIX = ".tmp-"
+
+MAX_STEP = 10**12 - 1
+MAX_INCARNATION = 10**6 - 1
+
+_GENERATION = re.compile(r"step-([0-9]{12})-i([0-9]{6})-([0-9a-f]{8})")
+_INCARNATION = re.compile(r"([0-9]{6})\.json")
+_DATA = re.compile(r"rank-([0-9]{5})-of-([0-9]{5})(?:\.part-[0-9]{3})?\.safetensors")
+_INDEX = re.compile(r"rank-([0-9]{5})-of-([0-9]{5})\.json")
+_ITEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GenerationName:
+    """Take a generation's name apart; ordered by step, then incarnation, then nonce."""
+
+    step: int
+    incarnation: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"step-{self.step:012d}-i{self.incarnation:06d}-{self.nonce}"
+
+    @classmethod
+    def parse(cls, text: str) -> GenerationName | None:
+        """Return the parts of a generation's name, or None for a name that is not one."""
+        match = _GENERATION.fullmatch(text)
+        return cls(int(match[1]), int(match[2]), match[3]) if match else None
+
+
+def incarnation_path(number: int, suffix: str = "json") -> str:
+    """Return the path of an incarnation's file: its record, or ``resumed.json``, ``refused.json``, ``alive``."""
+    return f"{INCARNATIONS}/{number:06d}.{suffix}"
+
+
+def parse_incarnation(name: str) -> int | None:
+    """Return the number of an incarnation record's file name, or None."""
+    match = _INCARNATION.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def journal_path(number: int) -> str:
+    """Return the path of an incarnation's journal."""
+    return f"{JOURNAL}/{number:06d}.jsonl"
+
+
+def generation_path(generation: str, name: str = "") -> str:
+    """Return the path of a generation's folder, or of an object in it."""
+    return f"{GENERATIONS}/{generation}/{name}" if name else f"{GENERATIONS}/{generation}"
+
+
+def data_name(rank: int, world_size: int, part: int = 0) -> str:
+    """Return the name of a rank's data file; `part` counts further files from 1."""
+    suffix = f".part-{part:03d}" if part else ""
+    return f"rank-{rank:05d}-of-{world_size:05d}{suffix}.safetensors"
+
+
+def index_name(rank: int, world_size: int) -> str:
+    """Return the name of a rank's index."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.json"
+
+
+def is_object_name(name: str) -> bool:
+    """Return whether a name is that of a data file or an index."""
+    return bool(_DATA.fullmatch(name) or _INDEX.fullmatch(name))
+
+
+def check_item_name(name: object) -> str:
+    """Return an item's name, or raise `RequestError` when it is outside the grammar."""
+    if not isinstance(name, str) or not _ITEM.fullmatch(name) or name == "__metadata__":
+        raise RequestError(
+            "an item's name is not allowed",
+            where=repr(name),
+            expected="1 to 128 letters, digits, '_', '.', '-', beginning with a letter, digit or '_'; not '__metadata__'",
+        )
+    return name

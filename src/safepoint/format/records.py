@@ -1,0 +1,109 @@
+"""The small records beside the manifest: run, incarnation, resumed, refused, tombstone, verified.
+
+Spec: F6.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from safepoint.format.index import Count
+
+
+class LineageLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """State that an incarnation resumed a generation at a step, or nothing (then `step` is 0)."""
+
+    incarnation: Count
+    resumed: str | None
+    step: Count
+
+
+class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Give a run its identity; written once."""
+
+    format: Count
+    flags: tuple[str, ...]
+    run: str
+    created: str
+    nonce: str
+
+
+class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Name the process that holds a run; the fields are those of `safepoint.ambient.ProcessIdentity`."""
+
+    host: str
+    user: str
+    boot: str
+    namespace: str
+    pid: Count
+    start: str
+
+
+class IncarnationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Claim a number for one start of the job."""
+
+    format: Count
+    run: str
+    incarnation: Count
+    nonce: str
+    holder: Holder
+    world_size: Count
+    started: str
+    versions: dict[str, str]
+    elastic_run: str = ""
+    elastic_restart: Count = 0
+
+
+class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Say why a generation was not chosen, at the level of a file."""
+
+    generation: str
+    file: str
+    reason: str
+
+
+class ResumedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Record what an incarnation resumed from: a generation, or nothing. `chain` ends with this incarnation's own link."""
+
+    format: Count
+    run: str
+    incarnation: Count
+    resumed: str | None
+    step: Count
+    chain: tuple[LineageLink, ...]
+    refused: tuple[Refusal, ...]
+    branch: bool
+    nonce: str
+    source: str = ""
+
+
+class RefusedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Close a claim that lost: readers and fences pass it over."""
+
+    format: Count
+    run: str
+    incarnation: Count
+    reason: str
+    nonce: str
+
+
+class TombstoneRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Mark a generation for deletion."""
+
+    format: Count
+    run: str
+    generation: str
+    incarnation: Count
+    reason: str
+    nonce: str
+
+
+class VerifiedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Note that every byte of a generation was read back and matched."""
+
+    format: Count
+    run: str
+    generation: str
+    manifest: str
+    verified: str
+    nonce: str

@@ -1,0 +1,29 @@
+"""The format's version and its feature flags. The format's version is not the package's.
+
+Spec: F1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from safepoint.errors import FormatVersionError
+
+FORMAT_VERSION = 1
+KNOWN_FLAGS: frozenset[str] = frozenset()
+
+
+def check_version(version: int, flags: Iterable[str], *, where: str) -> None:
+    """Raise `FormatVersionError` when a record needs a reader newer than this one.
+
+    Spec: F1.
+    """
+    unknown = sorted(set(flags) - KNOWN_FLAGS)
+    if version > FORMAT_VERSION or unknown:
+        raise FormatVersionError(
+            "a record was written by a newer format",
+            where=where,
+            expected=f"format version up to {FORMAT_VERSION}, flags {sorted(KNOWN_FLAGS)}",
+            found=f"version {version}" + (f", unknown flags {unknown}" if unknown else ""),
+            remedy="Upgrade safepoint to read it.",
+        )
