@@ -40,7 +40,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describe one box of one tensor: `name` is the name within the item, `item` counts nothing: it is the item's name."""
+    """Describe one box of one tensor: `item` is the item's name, `name` the tensor's within it."""
 
     item: str
     name: str

@@ -30,12 +30,16 @@ class ProgressRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ItemSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Summarise an item: its type, kind (``global``, ``replicated``, ``sharded``, ``per_rank``), tensors and their bytes."""
+    """Summarise an item: its type, kind (``global``, ``replicated``, ``sharded``, ``per_rank``), tensors and their bytes.
+
+    `digest` is that of the item's state: its plain tree and its tensors' chunk digests, whatever file they lie in.
+    """
 
     type: str
     kind: str
     tensors: Count
     size_bytes: Count
+    digest: str
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +79,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     items: dict[str, ItemSummary]
     objects: tuple[ObjectReference, ...]
     layout: str
-    state_digest: str
     conditions: Conditions
     metrics: dict[str, Any]
     probe: Any

@@ -1,0 +1,258 @@
+"""What a run asks of a restore, and what a particular restore can keep.
+
+`judge` is pure: it compares the conditions recorded at the save with those of now and gives a promise with its reasons.
+
+1. A promise's level is the lowest of its reasons' levels; without reasons it is ``exact``.
+2. A reason below the contract's level refuses the restore, unless its word is permitted.
+3. Whatever differs is a reason, permitted or not, also when it lowers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from safepoint.errors import ContractError, Difference, RequestError
+from safepoint.format.manifest import Conditions
+
+Level = Literal["exact", "same_data", "approximate"]
+Keep = Literal["saved", "current"]
+
+LEVELS: tuple[Level, ...] = ("approximate", "same_data", "exact")
+WORDS = frozenset(
+    "world_size global_batch accumulation workers versions device determinism dataset config scheduler rng probe".split()
+)
+_VERSIONS = frozenset({"python", "implementation", "torch", "numpy", "cuda", "cudnn", "safepoint"})
+_DEVICE = frozenset({"device", "device_name", "cpu_capability", "machine", "threads", "interop_threads"})
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """Permit a difference and say which side wins."""
+
+    word: str
+    keep: Keep = "saved"
+
+
+def permit(word: str, *, keep: Keep) -> Permit:
+    """Permit a difference: with ``keep="saved"`` the checkpoint's value is restored, with ``"current"`` the live one stays.
+
+    Raises:
+        RequestError: The word or the side is not one there is.
+    """
+    if keep not in ("saved", "current"):
+        raise RequestError("a permit keeps one of two sides", where=word, expected="'saved' or 'current'", found=repr(keep))
+    return Permit(_check_word(word), keep)
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """State what a restore must keep, and which changes it accepts.
+
+    Args:
+        level: ``exact``, ``same_data`` or ``approximate``; a restore that can only keep less refuses.
+        permit: Words of differences that are accepted although they lower the promise: ``world_size``,
+            ``global_batch``, ``accumulation``, ``workers``, ``versions``, ``device``, ``determinism``, ``dataset``, ``config``,
+            ``scheduler``, ``rng``, ``probe``, and ``<item>.<what>`` such as ``model.added`` or ``optimizer.lr``. A bare
+            hyper-parameter such as ``optimizer.lr`` keeps the current value; `permit(word, keep=...)` says otherwise.
+
+    Raises:
+        RequestError: An unknown level or word.
+    """
+
+    level: Level = "exact"
+    permit: Iterable[str | Permit] = ()
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise RequestError("a contract has an unknown level", expected=", ".join(LEVELS), found=repr(self.level))
+        if isinstance(self.permit, str):
+            raise RequestError("a contract's permits are a set of words", expected="{'versions'}", found=repr(self.permit))
+        permits = frozenset(
+            entry if isinstance(entry, Permit) else Permit(_check_word(entry), "current" if "." in entry else "saved")
+            for entry in self.permit
+        )
+        object.__setattr__(self, "permit", permits)
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Return the permitted words."""
+        return frozenset(entry.word for entry in self.permit if isinstance(entry, Permit))
+
+    @property
+    def current(self) -> frozenset[str]:
+        """Return the words for which the live value wins."""
+        return frozenset(entry.word for entry in self.permit if isinstance(entry, Permit) and entry.keep == "current")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Name one thing that differs, and how far it lowers the promise (``exact``: not at all)."""
+
+    word: str
+    level: Level
+    subject: str
+    saved: str
+    current: str
+
+    def __str__(self) -> str:
+        sides = f": saved {self.saved}, now {self.current}" if self.saved or self.current else ""
+        effect = "" if self.level == "exact" else f" → {self.level}"
+        return f"{self.subject}{sides}{effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """State what the continued run keeps, with all reasons."""
+
+    level: Level
+    reasons: tuple[Reason, ...] = ()
+
+    def __str__(self) -> str:
+        return self.level
+
+
+def judge(saved: Conditions, current: Conditions, *, further: Sequence[Reason] = ()) -> Promise:
+    """Return the promise that a restore keeps under the conditions of now.
+
+    Args:
+        saved: The conditions recorded in the manifest.
+        current: The conditions of the live job.
+        further: Reasons found elsewhere: by the items, the data position, the user's probe.
+    """
+    reasons = [*_batch_reasons(saved, current), *_environment_reasons(saved.environment, current.environment)]
+    reasons += _tree_reasons("dataset", "approximate", "data set", saved.datasets, current.datasets)
+    for item in sorted(saved.structure.keys() & current.structure.keys()):
+        if saved.structure[item] != current.structure[item]:
+            digests = saved.structure[item], current.structure[item]
+            reasons.append(Reason(f"{item}.structure", "same_data", f"structure of {item!r}", *digests))
+    reasons += configuration_reasons(saved.configuration, current.configuration)
+    reasons += _tree_reasons("config", "approximate", "config", saved.config, current.config)
+    reasons += further
+    return Promise(lowest(reason.level for reason in reasons), tuple(reasons))
+
+
+def check_contract(contract: Contract, promise: Promise, *, where: str) -> None:
+    """Raise `ContractError` when a reason lowers the promise below the contract and is not permitted."""
+    asked = LEVELS.index(contract.level)
+    refused = [
+        reason
+        for reason in promise.reasons
+        if LEVELS.index(reason.level) < asked and reason.word not in contract.words
+    ]
+    if not refused:
+        return
+    raise ContractError(
+        "the continued run would not be the run that was saved",
+        where=where,
+        expected=contract.level,
+        found=lowest(reason.level for reason in refused),
+        differences=[Difference(reason.word, reason.subject, reason.saved, reason.current) for reason in refused],
+        remedy="Nothing was changed. Undo the change, or accept it with "
+        f"Contract(level={contract.level!r}, permit={{{', '.join(sorted({repr(reason.word) for reason in refused}))}}}).",
+    )
+
+
+def lowest(levels: Iterable[Level]) -> Level:
+    """Return the lowest of some levels; ``exact`` for none."""
+    return LEVELS[min((LEVELS.index(level) for level in levels), default=len(LEVELS) - 1)]
+
+
+def configuration_reasons(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[Reason]:
+    """Return a reason for each setting of an optimizer or scheduler that was configured otherwise at the save.
+
+    Configuration is what the program set before anything was restored, so that a schedule at work is no difference. A
+    setting's word is ``<item>.<setting>`` for optimizers and ``scheduler`` for schedulers.
+    """
+    reasons: list[Reason] = []
+    for item in sorted(saved.keys() & current.keys()):
+        kind = saved[item].get("kind")
+        for place, old, new in differing_leaves(saved[item], current[item]):
+            word = "scheduler" if kind == "scheduler" else f"{item}.{place.split('.')[-1].split('[')[0]}"
+            reasons.append(Reason(word, "same_data", f"{item} configuration {place}", old, new))
+    return reasons
+
+
+def differing_leaves(saved: Any, current: Any, place: str = "") -> list[tuple[str, str, str]]:
+    """Return (place, saved, current) for each leaf in which two JSON trees differ; an absent one reads ``absent``."""
+    if saved == current and type(saved) is type(current):
+        return []
+    if isinstance(saved, dict) and isinstance(current, dict) and not _is_tagged(saved) and not _is_tagged(current):
+        found = []
+        for key in [*saved, *(key for key in current if key not in saved)]:
+            below = f"{place}.{key}" if place else str(key)
+            if key not in saved:
+                found.append((below, "absent", plain_text(current[key])))
+            elif key not in current:
+                found.append((below, plain_text(saved[key]), "absent"))
+            else:
+                found += differing_leaves(saved[key], current[key], below)
+        return found
+    if isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current):
+        pairs = enumerate(zip(saved, current, strict=True))
+        return [leaf for n, (old, new) in pairs for leaf in differing_leaves(old, new, f"{place}[{n}]")]
+    return [(place, plain_text(saved), plain_text(current))]
+
+
+def plain_text(form: Any) -> str:
+    """Return a stored value for people: a tagged float as a number, anything else as it stands."""
+    if isinstance(form, dict) and set(form) == {"$float"}:
+        text = str(form["$float"])
+        return repr(float(text) if text in ("nan", "inf", "-inf") else float.fromhex(text))
+    if isinstance(form, dict) and _is_tagged(form):
+        ((tag, payload),) = form.items()
+        return f"{tag[1:]} {plain_text(payload)}"
+    if isinstance(form, list):
+        return "[" + ", ".join(plain_text(element) for element in form) + "]"
+    return repr(form)
+
+
+def _is_tagged(form: dict[str, Any]) -> bool:
+    return len(form) == 1 and next(iter(form)).startswith("$")
+
+
+def _batch_reasons(saved: Conditions, current: Conditions) -> list[Reason]:
+    reasons = []
+    same_batch = saved.global_batch == current.global_batch
+    kept: Level = "same_data" if same_batch and saved.global_batch is not None else "approximate"
+    if saved.world_size != current.world_size:
+        sizes = str(saved.world_size), str(current.world_size)
+        reasons.append(Reason("world_size", kept, "world size", *sizes))
+    if not same_batch:
+        batches = str(saved.global_batch), str(current.global_batch)
+        reasons.append(Reason("global_batch", "approximate", "global batch", *batches))
+    if None not in (saved.accumulation, current.accumulation) and saved.accumulation != current.accumulation:
+        windows = str(saved.accumulation), str(current.accumulation)
+        reasons.append(Reason("accumulation", kept, "microbatches per update", *windows))
+    reasons += [Reason("rng", "same_data", text, "", "") for text in saved.reasons]
+    return reasons
+
+
+def _environment_reasons(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Reason]:
+    reasons = []
+    for key in [*saved, *(key for key in current if key not in saved)]:
+        old, new = saved.get(key, "absent"), current.get(key, "absent")
+        if old == new:
+            continue
+        word = "versions" if key in _VERSIONS else "device" if key in _DEVICE else "determinism"
+        # safepoint itself computes nothing of the training: its version is told, and lowers nothing.
+        level: Level = "exact" if key == "safepoint" else "same_data"
+        reasons.append(Reason(word, level, key, old, new))
+    return reasons
+
+
+def _tree_reasons(word: str, level: Level, subject: str, saved: Any, current: Any) -> list[Reason]:
+    return [
+        Reason(word, level, f"{subject} {place}".rstrip(), old, new) for place, old, new in differing_leaves(saved, current)
+    ]
+
+
+def _check_word(word: object) -> str:
+    if not isinstance(word, str) or (word not in WORDS and "." not in word.strip(".")):
+        raise RequestError(
+            "a contract permits an unknown word",
+            expected=f"one of {', '.join(sorted(WORDS))}, or <item>.<what>",
+            found=repr(word),
+        )
+    return word
