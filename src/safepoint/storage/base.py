@@ -8,8 +8,15 @@ Obligations that hold for every verb:
 1. An object, once it has its name, never changes (`put` and `append` files are the two stated exceptions).
 2. A failure raises `StorageError` (or its subclasses `ObjectExistsError`, `ObjectMissingError`) with the path; nothing
    is retried inside, and a failed sync is never reported as success by a later call.
-3. Links are not followed below the root.
-4. Verbs may be called from several threads at once.
+3. Links are not followed below the root. What stands in the wrong place (a link, a device, a folder for an object or
+   an object for a folder) is a `CorruptionError` for the verbs that read (`read`, `read_into`, `size`, `list`): a reader
+   can then fall back. It is a `StorageError` for the others.
+4. Verbs may be called from several threads at once. One writer or appender belongs to one thread at a time, and one
+   file has one appender at a time.
+5. Nothing but `make_root` and `make_folder` makes folders: to create, publish, put or append in an absent one, or to
+   sync it, is an `ObjectMissingError`.
+6. `list` shows a name as soon as the verb that gave it has returned; ``.tmp-`` objects that a dead process left behind
+   are shown like all others.
 """
 
 from __future__ import annotations
@@ -44,20 +51,28 @@ class ObjectWriter(Protocol):
         """Append all bytes of `data`; a short write is completed or raises `StorageError`."""
 
     def finish(self) -> None:
-        """Make the bytes durable (not yet the name: see `Storage.sync_folder`) and close. Called at most once."""
+        """Make the bytes durable (not yet the name: see `Storage.sync_folder`) and close.
+
+        Called at most once: a second call, or one after `abandon`, is a `RequestError`. After a failed `write` or
+        `finish` it raises `StorageError`: the object never counts as durable again.
+        """
 
     def abandon(self) -> None:
-        """Close without any claim about the bytes. The object may remain, as garbage. Never raises `StorageError`."""
+        """Close without any claim about the bytes. The object may remain, as garbage.
+
+        Idempotent, also after `finish`. Never raises `StorageError`.
+        """
 
 
 class Appender(Protocol):
     """Keep a text file of lines at low cost, without any durability; used for the journal.
 
-    After a crash any suffix of the lines may be missing or torn.
+    After a crash any suffix of the lines may be missing or torn. Opening a file whose last line is torn ends that line
+    first, so that what follows stands on lines of its own.
     """
 
     def append(self, line: bytes) -> None:
-        """Add a line that stays. `line` has no newline."""
+        """Add a line that stays. A newline within `line` is a `RequestError`."""
 
     def replace_last(self, line: bytes) -> None:
         """Put `line` in the place of the line that the previous `replace_last` wrote, else add it.
@@ -122,13 +137,19 @@ class Storage(Protocol):
         """Return an object's size in bytes, having opened it (a name alone is no proof on network file systems)."""
 
     def list(self, path: str) -> list[Entry]:
-        """Return what is in a folder, sorted by name; an absent folder is empty. Links are left out."""
+        """Return what is in a folder, sorted by name; an absent folder is empty.
+
+        Links, special files and names outside the grammar are left out: no verb could reach them.
+        """
 
     def delete(self, path: str) -> None:
         """Remove an object; an absent one is fine. Never a folder."""
 
     def delete_folder(self, path: str) -> None:
-        """Remove a folder if it is empty; an absent one is fine. One that is not empty is a `StorageError`."""
+        """Remove a folder if it is empty; an absent one is fine. One that is not empty is a `StorageError`.
+
+        The root is never removed: the empty path is a `RequestError`.
+        """
 
 
 def check_path(path: str) -> tuple[str, ...]:
@@ -147,3 +168,24 @@ def check_path(path: str) -> tuple[str, ...]:
                 found=repr(name),
             )
     return names
+
+
+def split_path(path: str) -> tuple[tuple[str, ...], str]:
+    """Return the folder's names and the object's own name; the root is a `RequestError`, for it is no object."""
+    names = check_path(path)
+    if not names:
+        raise RequestError("the root of a storage is not an object", where=repr(path), expected="a path with a name")
+    return names[:-1], names[-1]
+
+
+def byte_view(data: memoryview) -> memoryview:
+    """Return a flat view of the bytes of a contiguous buffer, which may also be an empty one of any shape."""
+    # memoryview.cast refuses a shape that holds a zero.
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
+
+
+def check_line(line: bytes) -> None:
+    """Raise `RequestError` when a line for an `Appender` holds a newline."""
+    if b"\n" in line:
+        raise RequestError("a line holds a newline", found=repr(bytes(line[:60])), expected="one line without its end")

@@ -1,0 +1,369 @@
+"""Keep bytes in files of a local or mounted file system.
+
+1. Every folder below the root is opened component by component without following links, and every verb acts relative to
+   the folder it has opened; the root itself may be a link.
+2. A file is synced before it gets a name that counts; a sync that failed once is final for that file.
+3. An object gets its final name by `link`, else by a rename that replaces nothing; both are atomic and exclusive. On a
+   file system that offers neither it is created exclusively and then written, so that a reader may see a beginning of
+   the bytes: the digest that each published record carries tells it.
+
+Source: the order of steps is that of Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from safepoint.ambient import Ambient, SystemAmbient
+from safepoint.errors import CorruptionError, OutcomeUnknownError, RequestError
+from safepoint.storage.base import Durability, Entry, byte_view, check_path, split_path
+from safepoint.storage.failures import not_an_object, storage_error, translated, translated_for_reader
+from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
+from safepoint.storage.local_naming import name_exclusively
+
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_TOKEN_BYTES = 8
+# A single read is kept below what every system takes in one call.
+_LARGEST_READ_BYTES = 1 << 30
+
+# After these a name was certainly not given; any other failure while naming leaves it open.
+_REFUSALS = frozenset(
+    {
+        errno.ENOENT,
+        errno.EEXIST,
+        errno.ENOTDIR,
+        errno.ENAMETOOLONG,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.EINVAL,
+    }
+)
+
+_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP})
+
+
+class LocalStorage:
+    """Keep objects as files below a root folder, which need not exist.
+
+    Files and folders are made with the permissions that the job's umask leaves.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, ambient: Ambient | None = None) -> None:
+        self._url = os.fspath(root)
+        # Joined, not normalised: "link/.." is not what lies above the link's name. Fixed here, because a training
+        # script may change its working folder later.
+        self._root = os.path.join(os.getcwd(), self._url)
+        self._ambient = ambient if ambient is not None else SystemAmbient()
+
+    @property
+    def url(self) -> str:
+        """Return the root as it was given."""
+        return self._url
+
+    @property
+    def durability(self) -> Durability:
+        """Return ``power``: synced files and folders survive the loss of power, as far as the device keeps its word."""
+        return "power"
+
+    def root_exists(self) -> bool:
+        """Return whether the root is a folder; something else in its place is a `StorageError`."""
+        with translated("look at the root", self._url):
+            try:
+                mode = os.stat(self._root).st_mode
+            except FileNotFoundError:
+                return False
+        if not stat.S_ISDIR(mode):
+            raise storage_error(errno.ENOTDIR, doing="look at the root", where=self._url)
+        return True
+
+    def make_root(self) -> None:
+        """Create the root and the missing folders above it, and sync the parent of each."""
+        missing = [self._root.rstrip("/") or "/"]
+        with translated("make the root", self._url):
+            while not os.path.isdir(missing[-1]) and os.path.dirname(missing[-1]) != missing[-1]:
+                missing.append(os.path.dirname(missing[-1]))
+            # The deepest folder that was there already is synced too: an earlier process may have made it and died
+            # before it could.
+            for folder in reversed(missing):
+                is_made = _make(folder)
+                _sync_parent(folder, is_made=is_made)
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder and those above it, below the root."""
+        names = check_path(path)
+        with translated("make a folder", self._where(path)):
+            descriptor = os.open(self._root, _FOLDER_FLAGS)
+            try:
+                for name in names:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, dir_fd=descriptor)
+                    descriptor = _step_into(descriptor, name)
+            finally:
+                os.close(descriptor)
+
+    def sync_folder(self, path: str) -> None:
+        """Sync a folder's names to the device."""
+        names = check_path(path)
+        with translated("sync the folder", self._where(path)), self._folder(names) as folder:
+            sync_descriptor(folder)
+
+    def create(self, path: str) -> LocalWriter:
+        """Create a file exclusively and open it for writing."""
+        names, name = split_path(path)
+        with translated("create", self._where(path)), self._folder(names) as folder:
+            return LocalWriter(os.open(name, _CREATE_FLAGS, 0o666, dir_fd=folder), self._where(path))
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Write and sync a temporary file, then give it the name exclusively."""
+        names, name = split_path(path)
+        with contextlib.ExitStack() as stack:
+            with translated("publish", self._where(path)):
+                folder = stack.enter_context(self._folder(names))
+                temporary, identity = self._write_temporary(folder, data, is_synced=True)
+            # If we die here, the temporary file remains as garbage and the name is still free.
+            try:
+                is_named = name_exclusively(folder, temporary, name)
+            except OSError as exc:
+                if exc.errno == errno.EEXIST and _identity_of(folder, name) == identity:
+                    # The first answer of a network file system was lost, and its repetition met our own file.
+                    return
+                self._raise_unless_refused(exc, path)
+            finally:
+                _remove(folder, temporary)
+            if not is_named:
+                self._publish_in_place(folder, name, path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a temporary file and rename it over the name; nothing is synced."""
+        names, name = split_path(path)
+        with translated("put", self._where(path)), self._folder(names) as folder:
+            temporary, _identity = self._write_temporary(folder, data, is_synced=False)
+            try:
+                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                _remove(folder, temporary)
+                raise
+
+    def append(self, path: str) -> LocalAppender:
+        """Open a file of lines, creating it."""
+        names, name = split_path(path)
+        with translated("append", self._where(path)), self._folder(names) as folder:
+            descriptor = os.open(name, _APPEND_FLAGS, 0o666, dir_fd=folder)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                raise OSError(errno.ENOTDIR, "not a regular file")
+            return LocalAppender(descriptor, self._where(path))
+
+    def read(self, path: str, *, limit_bytes: int) -> bytes:
+        """Return the whole file; its size is looked at before memory is taken."""
+        with self._opened(path) as (descriptor, size_bytes):
+            if size_bytes > limit_bytes:
+                raise CorruptionError(
+                    "an object is larger than its kind may be",
+                    where=self._where(path),
+                    expected=f"at most {limit_bytes} bytes",
+                    found=f"{size_bytes} bytes",
+                )
+            buffer = bytearray(size_bytes)
+            filled_bytes = _fill(descriptor, memoryview(buffer), 0)
+            return bytes(buffer[:filled_bytes])
+
+    def read_into(self, path: str, offset_bytes: int, buffer: memoryview) -> None:
+        """Fill the buffer from a range of the file."""
+        if offset_bytes < 0:
+            raise RequestError("an offset is negative", where=path, found=offset_bytes)
+        view = byte_view(buffer)
+        with self._opened(path) as (descriptor, size_bytes):
+            if offset_bytes + len(view) > size_bytes or _fill(descriptor, view, offset_bytes) < len(view):
+                raise CorruptionError(
+                    "an object ends too early",
+                    where=self._where(path),
+                    expected=f"at least {offset_bytes + len(view)} bytes",
+                    found=f"{size_bytes} bytes",
+                )
+
+    def size(self, path: str) -> int:
+        """Return the size of the opened file."""
+        with self._opened(path) as (_descriptor, size_bytes):
+            return size_bytes
+
+    def list(self, path: str) -> list[Entry]:
+        """Return the regular files and folders in a folder, sorted by name."""
+        names = check_path(path)
+        found: list[Entry] = []
+        with translated_for_reader("list", self._where(path)):
+            try:
+                with self._folder(names) as folder, os.scandir(folder) as entries:
+                    found = [entry for entry in map(_entry_of, entries) if entry is not None]
+            except FileNotFoundError:
+                return []
+        return sorted(found, key=lambda entry: entry.name)
+
+    def delete(self, path: str) -> None:
+        """Unlink a file."""
+        names, name = split_path(path)
+        with (
+            translated("delete", self._where(path)),
+            contextlib.suppress(FileNotFoundError),
+            self._folder(names) as folder,
+        ):
+            os.unlink(name, dir_fd=folder)
+
+    def delete_folder(self, path: str) -> None:
+        """Remove an empty folder."""
+        names, name = split_path(path)
+        with (
+            translated("delete the folder", self._where(path)),
+            contextlib.suppress(FileNotFoundError),
+            self._folder(names) as folder,
+        ):
+            os.rmdir(name, dir_fd=folder)
+
+    def _where(self, path: str) -> str:
+        return os.path.join(self._url, path)
+
+    @contextlib.contextmanager
+    def _folder(self, names: tuple[str, ...]) -> Iterator[int]:
+        descriptor = os.open(self._root, _FOLDER_FLAGS)
+        try:
+            for name in names:
+                descriptor = _step_into(descriptor, name)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[tuple[int, int]]:
+        names, name = split_path(path)
+        with translated_for_reader("read", self._where(path)):
+            with self._folder(names) as folder:
+                descriptor = os.open(name, _READ_FLAGS, dir_fd=folder)
+            try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise not_an_object(self._where(path), f"file mode {stat.filemode(status.st_mode)}")
+                yield descriptor, status.st_size
+            finally:
+                os.close(descriptor)
+
+    def _write_temporary(self, folder: int, data: bytes, *, is_synced: bool) -> tuple[str, tuple[int, int]]:
+        """Write a temporary file; return its name and identity. A failure leaves no file."""
+        temporary = f".tmp-{self._ambient.token(_TOKEN_BYTES)}"
+        descriptor = os.open(temporary, _CREATE_FLAGS, 0o666, dir_fd=folder)
+        try:
+            try:
+                write_all(descriptor, memoryview(data))
+                if is_synced:
+                    sync_descriptor(descriptor)
+                status = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            _remove(folder, temporary)
+            raise
+        return temporary, (status.st_dev, status.st_ino)
+
+    def _publish_in_place(self, folder: int, name: str, path: str, data: bytes) -> None:
+        with translated("publish", self._where(path)):
+            descriptor = os.open(name, _CREATE_FLAGS, 0o666, dir_fd=folder)
+        try:
+            try:
+                write_all(descriptor, memoryview(data))
+                sync_descriptor(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as exc:
+            # Not removed: a reader may have seen it complete already.
+            raise self._unknown(path, exc) from exc
+
+    def _raise_unless_refused(self, exc: OSError, path: str) -> None:
+        if exc.errno in _REFUSALS:
+            raise storage_error(exc.errno, doing="publish", where=self._where(path)) from exc
+        raise self._unknown(path, exc) from exc
+
+    def _unknown(self, path: str, exc: OSError) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            "an error came while an object was given its name; it may be there or not",
+            where=self._where(path),
+            found=str(exc),
+            remedy="Look whether it is there, and whether it is ours, before trying again.",
+        )
+
+
+def _step_into(descriptor: int, name: str) -> int:
+    """Open a folder within an open one and close the outer one; a failure leaves the outer one open."""
+    below = os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=descriptor)
+    os.close(descriptor)
+    return below
+
+
+def _make(folder: str) -> bool:
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        return False
+    return True
+
+
+def _sync_parent(folder: str, *, is_made: bool) -> None:
+    try:
+        descriptor = os.open(os.path.dirname(folder) or "/", _FOLDER_FLAGS)
+        try:
+            sync_descriptor(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        # Above a root that was there already lies what is not ours: another owner's folder, a file system of its kind.
+        if is_made or exc.errno not in _NOT_OURS:
+            raise
+
+
+def _fill(descriptor: int, view: memoryview, offset_bytes: int) -> int:
+    filled_bytes = 0
+    while filled_bytes < len(view):
+        piece = view[filled_bytes : filled_bytes + _LARGEST_READ_BYTES]
+        count = os.preadv(descriptor, [piece], offset_bytes + filled_bytes)
+        if count == 0:
+            break
+        filled_bytes += count
+    return filled_bytes
+
+
+def _entry_of(entry: os.DirEntry[str]) -> Entry | None:
+    try:
+        check_path(entry.name)
+        status = entry.stat(follow_symlinks=False)
+    except (RequestError, FileNotFoundError):
+        # Another process removed it while we were listing, or no path of a storage can name it.
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        return Entry(entry.name, is_folder=True, size_bytes=0)
+    if stat.S_ISREG(status.st_mode):
+        return Entry(entry.name, is_folder=False, size_bytes=status.st_size)
+    return None
+
+
+def _identity_of(folder: int, name: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _remove(folder: int, name: str) -> None:
+    # Best effort: what remains is a temporary object, which no reader takes for anything else.
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)

@@ -1,0 +1,150 @@
+"""Write to open files completely, and sync them to the device."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import fcntl
+import os
+import sys
+
+from safepoint.errors import RequestError
+from safepoint.storage.base import byte_view, check_line
+from safepoint.storage.failures import storage_error, translated
+
+
+class _State(enum.Enum):
+    OPEN = "open"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class LocalWriter:
+    """Write one new file from front to back; it owns the descriptor."""
+
+    def __init__(self, descriptor: int, where: str) -> None:
+        self._descriptor = descriptor
+        self._where = where
+        self._state = _State.OPEN
+
+    def write(self, data: memoryview) -> None:
+        """Write all bytes; a failure is final for this file."""
+        self._require_open("write")
+        try:
+            with translated("write", self._where):
+                write_all(self._descriptor, byte_view(data))
+        except BaseException:
+            self._close(_State.FAILED)
+            raise
+
+    def finish(self) -> None:
+        """Sync the file to the device and close it."""
+        self._require_open("finish")
+        try:
+            with translated("sync", self._where):
+                sync_descriptor(self._descriptor)
+        except BaseException:
+            # The kernel may have dropped the pages and forgotten the error: a second sync would say yes to nothing.
+            self._close(_State.FAILED)
+            raise
+        self._state = _State.FAILED
+        with translated("close", self._where):
+            os.close(self._descriptor)
+        self._state = _State.CLOSED
+
+    def abandon(self) -> None:
+        """Close without a sync."""
+        if self._state is _State.OPEN:
+            self._close(_State.CLOSED)
+
+    def _close(self, state: _State) -> None:
+        self._state = state
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+    def _require_open(self, doing: str) -> None:
+        if self._state is _State.FAILED:
+            raise storage_error(errno.EIO, doing=f"{doing} after an earlier failure", where=self._where)
+        if self._state is _State.CLOSED:
+            raise RequestError(f"could not {doing}: the writer is closed", where=self._where)
+
+
+class LocalAppender:
+    """Keep lines at the end of a file; it owns the descriptor, which is readable and writable."""
+
+    def __init__(self, descriptor: int, where: str) -> None:
+        self._descriptor = descriptor
+        self._where = where
+        self._last_offset: int | None = None
+        self._is_open = True
+        try:
+            with translated("append", where):
+                self._end = os.fstat(descriptor).st_size
+                if self._end and os.pread(descriptor, 1, self._end - 1) != b"\n":
+                    self._end += write_all_at(descriptor, b"\n", self._end)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, line: bytes) -> None:
+        """Write a line at the end."""
+        self._write(line, self._end)
+        self._last_offset = None
+
+    def replace_last(self, line: bytes) -> None:
+        """Write a line over the one that this method wrote before."""
+        offset = self._end if self._last_offset is None else self._last_offset
+        self._write(line, offset)
+        self._last_offset = offset
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._is_open:
+            self._is_open = False
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+
+    def _write(self, line: bytes, offset: int) -> None:
+        check_line(line)
+        if not self._is_open:
+            raise RequestError("could not append: the file is closed", where=self._where)
+        with translated("append", self._where):
+            if offset + len(line) + 1 < self._end:
+                # Cut before writing: if we die in between, a line is missing, instead of rubbish behind a whole one.
+                os.ftruncate(self._descriptor, offset)
+            self._end = offset + write_all_at(self._descriptor, line + b"\n", offset)
+
+
+def write_all(descriptor: int, data: memoryview) -> None:
+    """Write all of `data` at the file's position; raises `OSError` if the system takes no more."""
+    written_bytes = 0
+    while written_bytes < len(data):
+        count = os.write(descriptor, data[written_bytes:])
+        if count == 0:
+            raise OSError(errno.EIO, "the system took no bytes")
+        written_bytes += count
+
+
+def write_all_at(descriptor: int, data: bytes, offset_bytes: int) -> int:
+    """Write all of `data` at an offset and return its length; raises `OSError` if the system takes no more."""
+    written_bytes = 0
+    while written_bytes < len(data):
+        count = os.pwrite(descriptor, data[written_bytes:], offset_bytes + written_bytes)
+        if count == 0:
+            raise OSError(errno.EIO, "the system took no bytes")
+        written_bytes += count
+    return written_bytes
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Make a file's bytes, or a folder's names, durable on the device; raises `OSError`."""
+    if sys.platform == "darwin":
+        # There fsync stops at the drive's cache. Network file systems refuse the stronger call.
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+    os.fsync(descriptor)

@@ -1,0 +1,90 @@
+"""From what a user types to a storage."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote, urlsplit
+
+from safepoint.ambient import Ambient
+from safepoint.errors import RequestError
+from safepoint.storage.base import Storage
+from safepoint.storage.local import LocalStorage
+from safepoint.storage.memory import MemoryStorage
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SQUEEZED_SCHEME = re.compile(r"(file|memory|s3|gs|az):/(?!/)")
+_OBJECT_STORES = frozenset({"s3", "gs", "az"})
+_MOST_STEP_DIGITS = 18
+
+
+def open_storage(url: str | os.PathLike[str], *, ambient: Ambient | None = None) -> Storage:
+    """Return the storage that a path or URL names; looks at nothing and creates nothing.
+
+    A plain path or ``file:///absolute/path`` is a folder. ``memory://`` is a fresh, empty storage at each call: no two
+    calls share one. ``s3://``, ``gs://`` and ``az://`` are a `RequestError` in this version.
+    """
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise RequestError("a run has no usable path", where=repr(text), expected="a path or a URL as text")
+    if _SQUEEZED_SCHEME.match(text):
+        raise RequestError("a URL lost a slash, as pathlib does to it", where=text, remedy="Pass the URL as a string.")
+    match = _SCHEME.match(text)
+    if match is None:
+        return LocalStorage(_without_tilde(text), ambient=ambient)
+    scheme = match.group(1).lower()
+    if scheme == "file":
+        return LocalStorage(_path_of(text), ambient=ambient)
+    if scheme == "memory":
+        return MemoryStorage(text)
+    if scheme in _OBJECT_STORES:
+        raise RequestError(
+            "object stores come with the cloud extra and are not available in this version",
+            where=text,
+            expected="a path, file:// or memory://",
+            remedy="Save to a local or mounted folder.",
+        )
+    raise RequestError(
+        "a URL has a scheme that is not known",
+        where=text,
+        expected="a path, file:// or memory://",
+        found=f"{scheme}://",
+    )
+
+
+def parse_source(text: str) -> tuple[str, int | None]:
+    """Split ``RUN@STEP`` into the run and the step; the step is None where there is none.
+
+    Only digits after the last ``@`` are a step, so that a path may hold an ``@`` itself; a run whose name ends in one
+    and digits is written with a slash at its end.
+    """
+    run, sign, digits = text.rpartition("@")
+    if not sign or not (digits.isascii() and digits.isdigit()):
+        return text, None
+    if not run:
+        raise RequestError("a step is given without its run", where=text, expected="RUN@STEP")
+    if len(digits) > _MOST_STEP_DIGITS:
+        raise RequestError("a step is too large", where=text, expected=f"at most {_MOST_STEP_DIGITS} digits")
+    return run, int(digits)
+
+
+def _without_tilde(path: str) -> str:
+    # Only a shell expands it. Taken literally it would be a folder called "~" in the working folder, and a resumed
+    # run that does not find its checkpoints.
+    if path.startswith("~"):
+        raise RequestError("a path begins with '~', which only a shell expands", where=path, remedy="Expand it first.")
+    return path
+
+
+def _path_of(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise RequestError(
+            "a file URL is not usable",
+            where=url,
+            expected="file:///absolute/path, with '?' and '#' written as %3F and %23",
+        )
+    path = unquote(parts.path, errors="surrogateescape")
+    if "\0" in path:
+        raise RequestError("a file URL holds a NUL character", where=url)
+    return path
