@@ -1,0 +1,266 @@
+"""The walls of the package: who may import whom, and where torch, chance, processes and pickles may enter."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import (
+    PACKAGE,
+    called_name,
+    dotted,
+    imports,
+    is_dynamic_import,
+    module_name,
+    package_files,
+    parse,
+    shown,
+    within,
+)
+
+# From the bottom to the top. Imports go downwards only; names on one line never import each other.
+LAYERS = (
+    ("errors",),
+    ("ambient",),
+    ("storage", "group", "format"),
+    ("contract", "progress"),
+    ("catalog", "state", "data", "faults"),
+    ("saving", "restoring", "retention", "schedule", "joining"),
+    ("manager",),
+    ("drill", "audit", "report", "integrations", "interop", "testing"),
+    ("cli",),
+)
+LINE = {name: line for line, names in enumerate(LAYERS) for name in names}
+
+TORCH = frozenset({"torch", "torchdata", "safetensors.torch"})
+TORCH_PACKAGES = frozenset({"state", "data", "audit", "interop", "integrations"})
+TORCH_FREE_FILES = frozenset({"state/__init__.py", "state/item.py"})
+
+CHANCE = frozenset({"time", "random", "uuid", "secrets", "socket"})
+CHANCE_OF_OS = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv", "urandom", "getrandom"})
+CLOCK_READERS = frozenset({"now", "utcnow", "today"})
+
+PICKLES = frozenset({"pickle", "_pickle", "pickletools", "cloudpickle", "dill", "joblib", "shelve", "marshal"})
+PROCESS_STARTERS = frozenset({"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve"})
+
+# What must be importable where torch cannot be: the format, the protocol, the reading commands and all crash tests.
+TORCH_FREE_UNITS = frozenset(LINE) - TORCH_PACKAGES - {"manager", "report", "testing"} | {"state.item"}
+
+ROOT_FILE = PACKAGE / "__init__.py"
+FILES = package_files()
+every_file = pytest.mark.parametrize("path", FILES, ids=shown)
+
+
+def unit(module: str) -> str:
+    """Return the name in the layer table that a module of the package belongs to."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def inside(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def may_import_torch(path: Path) -> bool:
+    name = inside(path)
+    package = name.split("/")[0]
+    if name in TORCH_FREE_FILES:
+        return False
+    return (
+        package in TORCH_PACKAGES
+        or name == "group/torch_store.py"
+        or name.startswith("testing/ranks")
+        or (package == "drill" and path.name.startswith("worker"))
+    )
+
+
+def may_meet_chance(path: Path) -> bool:
+    return inside(path) == "ambient.py" or inside(path).startswith("cli/")
+
+
+def findings(path: Path, lines: Iterator[str] | list[str]) -> str:
+    return "\n".join(f"{shown(path)}:{line}" for line in lines)
+
+
+@every_file
+def test_every_module_has_its_place_in_the_table(path: Path) -> None:
+    if path == ROOT_FILE:
+        return
+    assert unit(module_name(path)) in LINE, f"{shown(path)} is in no layer: add it to LAYERS by a decision record"
+
+
+@every_file
+def test_imports_go_downwards_only(path: Path) -> None:
+    if path == ROOT_FILE:
+        return
+    own = unit(module_name(path))
+    wrong = []
+    for found in imports(path):
+        if not found.module.startswith("safepoint."):
+            continue
+        other = unit(found.module)
+        if other == own or found.module == "safepoint.__version__":
+            continue
+        if other not in LINE:
+            wrong.append(f"{found.line}: imports the public name {other!r}; import it from the module that defines it")
+        elif LINE[other] >= LINE[own]:
+            wrong.append(f"{found.line}: {own} must not import {other}, which is not below it")
+    assert not wrong, findings(path, wrong)
+
+
+@every_file
+def test_the_package_imports_itself_by_module_only(path: Path) -> None:
+    """``import safepoint`` binds every public name at once, and hides from this test which of them is used."""
+    wrong = [f"{found.line}: import safepoint" for found in imports(path) if found.module == "safepoint"]
+    assert not wrong, findings(path, wrong)
+
+
+@every_file
+def test_a_module_is_imported_by_a_constant_name(path: Path) -> None:
+    if path == ROOT_FILE:
+        return
+    calls = (node for node in ast.walk(parse(path)) if isinstance(node, ast.Call) and is_dynamic_import(node))
+    wrong = [
+        f"{call.lineno}: imports a module whose name no test can read"
+        for call in calls
+        if not (call.args and isinstance(call.args[0], ast.Constant))
+    ]
+    assert not wrong, findings(path, wrong)
+
+
+@every_file
+def test_the_testing_package_is_imported_by_tests_only(path: Path) -> None:
+    if unit(module_name(path)) == "testing":
+        return
+    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, {"safepoint.testing"})]
+    assert not wrong, findings(path, wrong)
+
+
+@every_file
+def test_torch_is_imported_in_its_places_only(path: Path) -> None:
+    if may_import_torch(path):
+        return
+    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, TORCH)]
+    assert not wrong, findings(path, wrong)
+
+
+@every_file
+def test_clock_entropy_host_and_environment_are_read_in_ambient_only(path: Path) -> None:
+    if may_meet_chance(path):
+        return
+    # The streams of the random module are themselves state to capture and to set.
+    forbidden = CHANCE - {"random"} if unit(module_name(path)) in {"state", "data"} else CHANCE
+    forbidden = forbidden | {f"os.{name}" for name in CHANCE_OF_OS}
+    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, forbidden)]
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Attribute) and dotted(node) in {f"os.{name}" for name in CHANCE_OF_OS}:
+            wrong.append(f"{node.lineno}: reads {dotted(node)}")
+        if isinstance(node, ast.Call) and _reads_the_clock(node):
+            wrong.append(f"{node.lineno}: calls {called_name(node)}")
+    assert not wrong, findings(path, wrong)
+
+
+@every_file
+def test_nothing_is_pickled_and_loading_runs_no_code(path: Path) -> None:
+    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, PICKLES)]
+    wrong += [f"{f.line}: imports {f.module}" for f in imports(path) if f.module in {"torch.load", "torch.save"}]
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Call) and (reason := _runs_foreign_code(node, path)):
+            wrong.append(f"{node.lineno}: {reason}")
+    assert not wrong, findings(path, wrong)
+
+
+@every_file
+def test_processes_are_started_by_the_drill_and_the_command_line_only(path: Path) -> None:
+    if unit(module_name(path)) in {"drill", "cli"}:
+        return
+    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, {"subprocess"})]
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Attribute) and dotted(node) in {f"os.{name}" for name in PROCESS_STARTERS}:
+            wrong.append(f"{node.lineno}: uses {dotted(node)}")
+    assert not wrong, findings(path, wrong)
+
+
+def test_the_root_imports_nothing_of_the_package_when_it_is_imported() -> None:
+    allowed = {"__future__", "importlib", "typing", "collections.abc"}
+    wrong = []
+    for node in parse(ROOT_FILE).body:
+        if isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING":
+            continue
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.ImportFrom) and inner.module not in allowed:
+                wrong.append(f"{inner.lineno}: from {inner.module} import …")
+            if isinstance(inner, ast.Import):
+                wrong.append(f"{inner.lineno}: import {inner.names[0].name}")
+    assert not wrong, findings(ROOT_FILE, wrong)
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    run_python("import safepoint, sys; assert 'torch' not in sys.modules, 'safepoint imported torch'")
+
+
+def test_what_reads_a_run_is_importable_where_torch_is_not() -> None:
+    modules = [
+        module_name(path)
+        for path in FILES
+        if within(module_name(path), {f"safepoint.{name}" for name in TORCH_FREE_UNITS})
+        and not may_import_torch(path)
+        and path.name != "__main__.py"
+    ]
+    assert {"safepoint.errors", "safepoint.format", "safepoint.state.item"} <= set(modules)
+    run_python(
+        f"""
+import importlib, sys, traceback
+
+class Wall:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ImportError("torch is walled off")
+
+sys.meta_path.insert(0, Wall())
+failed = []
+for name in {modules!r}:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        failed.append(name + ": " + traceback.format_exc().strip())
+if failed:
+    sys.exit("\\n\\n".join(failed))
+"""
+    )
+
+
+def run_python(code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PACKAGE.parent, check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _reads_the_clock(call: ast.Call) -> bool:
+    owner, _, name = called_name(call).rpartition(".")
+    return name in CLOCK_READERS and owner.split(".")[-1] in {"datetime", "date"}
+
+
+def _runs_foreign_code(call: ast.Call, path: Path) -> str | None:
+    name = called_name(call)
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    if name in {"eval", "exec"}:
+        return f"calls {name}"
+    if "allow_pickle" in keywords and not _is_constant(keywords["allow_pickle"], False):
+        return "lets numpy unpickle"
+    if name not in {"torch.load", "torch.save"}:
+        return None
+    if unit(module_name(path)) != "interop":
+        return f"calls {name} outside interop"
+    if name == "torch.load" and not _is_constant(keywords.get("weights_only"), True):
+        return "calls torch.load without weights_only=True"
+    return None
+
+
+def _is_constant(node: ast.expr | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
