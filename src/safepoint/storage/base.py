@@ -9,8 +9,8 @@ Obligations that hold for every verb:
 2. A failure raises `StorageError` (or its subclasses `ObjectExistsError`, `ObjectMissingError`) with the path; nothing
    is retried inside, and a failed sync is never reported as success by a later call.
 3. Links are not followed below the root. What stands in the wrong place (a link, a device, a folder for an object or
-   an object for a folder) is a `CorruptionError` for the verbs that read (`read`, `read_into`, `size`, `list`): a reader
-   can then fall back. It is a `StorageError` for the others.
+   an object for a folder) is a `CorruptionError` for the verbs that read (`read`, `read_into`, `size`, `list`): a
+   reader can then fall back. It is a `StorageError` for the others.
 4. Verbs may be called from several threads at once. One writer or appender belongs to one thread at a time, and one
    file has one appender at a time.
 5. Nothing but `make_root` and `make_folder` makes folders: to create, publish, put or append in an absent one, or to
