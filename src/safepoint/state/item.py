@@ -1,8 +1,8 @@
 """Items: the named parts of the state, as the phases of saving and restoring see them.
 
-The phases never see a tensor. They see a `Source`, which gives the bytes of one tensor (or of this rank's box of it), and
-a `Target`, which takes them. This file knows nothing of torch, so that every crash of the protocol can be played with
-items made of plain bytes.
+The phases never see a tensor. They see a `Source`, which gives the bytes of one tensor (or of this rank's box of it),
+and a `Target`, which takes them. This file knows nothing of torch, so that every crash of the protocol can be played
+with items made of plain bytes.
 
 How an item is restored: `check` (nothing is touched) → `targets` → each target is filled and its bytes are checked by
 digest → `apply`. The caller applies items in the order of their types: modules first, random streams last.
@@ -40,7 +40,10 @@ class Source(Protocol):
         """Return the size in bytes."""
 
     def copy_into(self, buffer: memoryview) -> None:
-        """Copy all bytes into a writable buffer of exactly `nbytes` bytes. Must not draw random numbers or change state."""
+        """Copy all bytes into a writable buffer of exactly `nbytes` bytes.
+
+        Must not draw random numbers or change state.
+        """
 
 
 class Target(Protocol):
@@ -113,7 +116,8 @@ class Item(Protocol):
     def capture(self) -> CapturedItem:
         """Return the state now. The sources refer to live memory: they are read before the boundary is left.
 
-        Draws no random number and changes nothing. Raises `RequestError` for a value that cannot be stored, by its path.
+        Draws no random number and changes nothing. Raises `RequestError` for a value that cannot be stored, by its
+        path.
         """
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:

@@ -1,0 +1,89 @@
+"""Sparse tensors as their parts: dense index and value tensors, and the few facts that rebuild the whole exactly.
+
+The parts are what torch holds, not a canonical form: an uncoalesced tensor keeps its repeated entries, its order and
+the fact that it is not coalesced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from safepoint.errors import CorruptionError
+
+_COMPRESSED = {
+    torch.sparse_csr: "sparse_csr",
+    torch.sparse_csc: "sparse_csc",
+    torch.sparse_bsr: "sparse_bsr",
+    torch.sparse_bsc: "sparse_bsc",
+}
+_LAYOUTS = {name: layout for layout, name in _COMPRESSED.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SparseParts:
+    """Hold a sparse tensor apart; `tensors` are the live parts by name, in a fixed order."""
+
+    layout: str
+    size: tuple[int, ...]
+    is_coalesced: bool
+    tensors: Mapping[str, torch.Tensor]
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor has one of the five sparse layouts."""
+    return tensor.layout == torch.sparse_coo or tensor.layout in _COMPRESSED
+
+
+def take_apart(tensor: torch.Tensor) -> SparseParts:
+    """Return the parts of a sparse tensor, detached and sharing its memory."""
+    whole = tensor.detach()
+    size = tuple(whole.shape)
+    if whole.layout == torch.sparse_coo:
+        parts = {"indices": whole._indices(), "values": whole._values()}
+        return SparseParts("sparse_coo", size, whole.is_coalesced(), parts)
+    if whole.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = {"compressed": whole.crow_indices(), "plain": whole.col_indices(), "values": whole.values()}
+    else:
+        parts = {"compressed": whole.ccol_indices(), "plain": whole.row_indices(), "values": whole.values()}
+    return SparseParts(_COMPRESSED[whole.layout], size, False, parts)
+
+
+def put_together(parts: SparseParts, *, where: str) -> torch.Tensor:
+    """Return the sparse tensor that these parts make; torch checks that the indices lie inside.
+
+    Raises:
+        CorruptionError: The parts contradict each other.
+    """
+    try:
+        if parts.layout == "sparse_coo":
+            indices, values = parts.tensors["indices"], parts.tensors["values"]
+            return torch.sparse_coo_tensor(
+                indices, values, parts.size, is_coalesced=parts.is_coalesced, check_invariants=True
+            )
+        return torch.sparse_compressed_tensor(
+            parts.tensors["compressed"],
+            parts.tensors["plain"],
+            parts.tensors["values"],
+            parts.size,
+            layout=_LAYOUTS[parts.layout],
+            check_invariants=True,
+        )
+    except (RuntimeError, KeyError) as exc:
+        raise CorruptionError(
+            "the parts of a sparse tensor do not fit together", where=where, expected=parts.layout, found=str(exc)
+        ) from exc
+
+
+def replace(live: torch.Tensor, restored: torch.Tensor) -> None:
+    """Give a live sparse tensor the contents of another one of its layout, shape and dtype; it keeps its identity."""
+    if live.layout == torch.sparse_coo:
+        # Assigning through `data` alone keeps an uncoalesced source uncoalesced; copy_ does not.
+        live.data = restored
+        return
+    with torch.no_grad():
+        # `data =` on a compressed tensor leaves the old values behind without an error.
+        live.resize_as_sparse_(restored)
+        live.copy_(restored)

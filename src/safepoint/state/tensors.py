@@ -1,0 +1,274 @@
+"""Single tensors: which can be stored, how their bytes are read, and how they are put back.
+
+1. The stored form is the dense, C-order, little-endian bytes of the view itself; conjugate and negative views are
+   resolved; the storage behind a view is never stored whole.
+2. Reading and writing leave autograd untouched: no graph is recorded, `requires_grad` stays as it is.
+3. A tensor that cannot be stored exactly is refused by its path, before anything is copied.
+
+Spec: F3.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from safepoint.errors import InternalError, RequestError
+from safepoint.format.dtypes import DTYPES
+from safepoint.state.item import TensorSpec
+
+SPARSE_LAYOUTS = (
+    torch.sparse_coo,
+    torch.sparse_csr,
+    torch.sparse_csc,
+    torch.sparse_bsr,
+    torch.sparse_bsc,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """Give the bytes of a live strided tensor; they are read when `copy_into` is called, not before."""
+
+    tensor: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the dense bytes."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+    def copy_into(self, buffer: memoryview) -> None:
+        """Copy the dense bytes; a tensor of an accelerator goes to host memory without a second host copy."""
+        _check_size(buffer.nbytes, self.nbytes)
+        if self.nbytes == 0:
+            return
+        dense = self.tensor.detach().resolve_conj().resolve_neg().contiguous()
+        torch.frombuffer(buffer, dtype=torch.uint8).copy_(as_bytes(dense))
+
+
+class InPlaceTarget:
+    """Write into the memory of a live tensor.
+
+    A contiguous tensor in host memory takes the bytes directly; any other one gets a temporary, copied in `commit`. The
+    tensor may be a leaf that requires grad: no graph is recorded. A temporary of another dtype than the live tensor's
+    is converted by the copy.
+    """
+
+    __slots__ = ("_staging", "dtype", "shape", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
+        self.tensor = tensor
+        self.dtype = dtype or tensor.dtype
+        self.shape = tuple(tensor.shape)
+        self._staging: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the stored bytes, which differs from the live size where the dtype does."""
+        return self.tensor.numel() * self.dtype.itemsize
+
+    def memory(self) -> memoryview:
+        """Return the live memory itself where it can be written directly, else a temporary's."""
+        if self._is_direct():
+            return as_memory(self.tensor.detach())
+        if self._staging is None:
+            self._staging = torch.empty(self.shape, dtype=self.dtype)
+        return as_memory(self._staging)
+
+    def commit(self) -> None:
+        """Copy the temporary into the live tensor, if there is one, and tell autograd that the tensor has changed."""
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            write_into(self.tensor, staging)
+        elif self.tensor.numel() and not self.tensor.is_inference():
+            torch.autograd.graph.increment_version(self.tensor.detach())
+
+    def _is_direct(self) -> bool:
+        live = self.tensor
+        return (
+            live.device.type == "cpu"
+            and live.is_contiguous()
+            and not live.is_conj()
+            and not live.is_neg()
+            and live.dtype == self.dtype
+        )
+
+
+class NewTensorTarget:
+    """Take bytes into a new tensor; `tensor` holds it after `commit`.
+
+    Args:
+        spec: Shape and dtype of what is stored.
+        device: Where the tensor shall live; the bytes arrive in host memory first.
+        like: A tensor of the same shape whose strides the new one takes over (as optimizers do for their state).
+    """
+
+    __slots__ = ("_device", "_like", "_staging", "spec", "tensor")
+
+    def __init__(self, spec: TensorSpec, device: torch.device, *, like: torch.Tensor | None = None) -> None:
+        self.spec = spec
+        self.tensor: torch.Tensor | None = None
+        self._device = device
+        self._like = like if like is not None and tuple(like.shape) == spec.shape else None
+        self._staging: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the stored bytes."""
+        return spec_nbytes(self.spec)
+
+    def memory(self) -> memoryview:
+        """Return the memory of the tensor being made."""
+        if self._staging is None:
+            self._staging = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype))
+        return as_memory(self._staging)
+
+    def commit(self) -> None:
+        """Make `tensor` available on its device."""
+        self.memory()
+        staging, self._staging = self._staging, None
+        assert staging is not None
+        if self._like is None or self._like.is_contiguous():
+            self.tensor = staging.to(self._device)
+            return
+        empty = torch.empty_like(self._like, dtype=dtype_of(self.spec.dtype), device=self._device, requires_grad=False)
+        self.tensor = empty.copy_(staging)
+
+
+def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a value into a live strided tensor, whatever its dtype and device, without recording a graph."""
+    with torch.inference_mode(live.is_inference()):
+        live.detach().copy_(value.detach())
+
+
+def as_bytes(dense: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor as a one-dimensional uint8 view."""
+    return dense.reshape(-1).view(torch.uint8)
+
+
+def as_memory(dense: torch.Tensor) -> memoryview:
+    """Return the writable memory of a contiguous host tensor as bytes."""
+    array: Any = as_bytes(dense).numpy()
+    return memoryview(array)
+
+
+def spec_nbytes(spec: TensorSpec) -> int:
+    """Return the size of what a spec describes."""
+    count = 1
+    for length in spec.shape:
+        count *= length
+    return count * DTYPES[spec.dtype].size_bytes
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """Describe a whole tensor under a name."""
+    shape = tuple(tensor.shape)
+    return TensorSpec(name, dtype_name(tensor.dtype), shape, shape, (0,) * len(shape))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without the prefix, such as ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype of a name of the closed table.
+
+    Raises:
+        RequestError: This torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None) if name in DTYPES else None
+    if not isinstance(dtype, torch.dtype):
+        raise RequestError(
+            "a stored dtype does not exist here",
+            where=name,
+            expected="a dtype of this torch",
+            remedy="Use the torch version that wrote the checkpoint, or a newer one.",
+        )
+    return dtype
+
+
+def scalar_bytes(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor of one element."""
+    return bytes(as_memory(tensor.detach().resolve_conj().resolve_neg().reshape(1).cpu()))
+
+
+def scalar_tensor(dtype: str, data: bytes) -> torch.Tensor:
+    """Return the 0-dim host tensor of these bytes.
+
+    Raises:
+        RequestError: The dtype is unknown here, or the number of bytes is not its size.
+    """
+    value = torch.empty(1, dtype=dtype_of(dtype))
+    if len(data) != value.element_size():
+        raise RequestError(
+            "a stored scalar has the wrong size", where=dtype, expected=value.element_size(), found=len(data)
+        )
+    as_memory(value)[:] = data
+    return value.reshape(())
+
+
+def check_storable(tensor: torch.Tensor, path: str) -> None:
+    """Refuse a tensor whose bytes are not an exact picture of it.
+
+    A strided tensor of a dtype of the closed table passes, and so does a sparse one (stored as its parts, see
+    `safepoint.state.sparse`).
+
+    Raises:
+        RequestError: By path: distributed, meta, fake, quantised, nested, subclassed, freed, or of an unknown dtype.
+    """
+    refuse_distributed(tensor, path)
+    if torch.nn.parameter.is_lazy(tensor):
+        raise _refused(tensor, path, "is not initialised", "Run one forward pass on the lazy module before saving.")
+    if tensor.is_nested:
+        raise _refused(tensor, path, "is nested", "Store its values and offsets as plain tensors.")
+    if type(tensor.detach()) is not torch.Tensor:
+        raise _refused(tensor, path, "is of a subclass of Tensor", "Store the plain tensors that it is made of.")
+    if tensor.is_meta:
+        raise _refused(tensor, path, "has no values (meta device)", "Materialise it before saving.")
+    if tensor.is_quantized:
+        raise _refused(tensor, path, "is quantised", "Store its integer representation, scale and zero point.")
+    if dtype_name(tensor.dtype) not in DTYPES:
+        raise _refused(tensor, path, "has a dtype outside the closed table", "Convert it to a stored dtype.")
+    if tensor.layout not in (torch.strided, *SPARSE_LAYOUTS):
+        raise _refused(tensor, path, f"has the layout {tensor.layout}", "Store tensor.to_dense().")
+    if tensor.layout == torch.strided and tensor.numel() and _is_freed(tensor):
+        raise _refused(tensor, path, "has lost its memory (storage resized to 0)", "Gather it before saving.")
+    if sys.byteorder != "little":
+        raise _refused(tensor, path, "is big-endian", "Checkpoints are written by little-endian hosts.")
+
+
+def refuse_distributed(tensor: torch.Tensor, path: str) -> None:
+    """Refuse a `DTensor`: one process stores whole tensors.
+
+    Decided by the class's name, because importing `torch.distributed.tensor` costs a process that has none a second.
+    """
+    for kind in type(tensor).__mro__:
+        if kind.__qualname__ == "DTensor" and kind.__module__.startswith("torch.distributed"):
+            raise _refused(
+                tensor, path, "is distributed over ranks (DTensor)", "Save from one process, or gather it first."
+            )
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + reach + 1) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() < end
+
+
+def _refused(tensor: torch.Tensor, path: str, why: str, remedy: str) -> RequestError:
+    return RequestError(
+        f"a tensor of the state cannot be stored: it {why}",
+        where=path or "the state",
+        expected="a strided or sparse torch.Tensor, Parameter or Buffer of a stored dtype",
+        found=f"{type(tensor).__module__}.{type(tensor).__qualname__} of dtype {dtype_name(tensor.dtype)}",
+        remedy=remedy,
+    )
+
+
+def _check_size(found: int, expected: int) -> None:
+    if found != expected:
+        raise InternalError("a buffer does not fit a tensor's bytes", expected=expected, found=found)

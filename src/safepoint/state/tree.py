@@ -1,0 +1,342 @@
+"""Nested state as a plain tree and a list of named tensors, and back.
+
+1. The set of types is closed and exact: a subclass (IntEnum, namedtuple, defaultdict) is refused by its path.
+2. What was one object stays one object: a list, dict, OrderedDict, set, tensor or array that is reached twice is stored
+   once. Tensors that overlap in memory overlap again after `unflatten`.
+3. A tensor's name is its path, each part escaped to letters, digits, ``_ . -`` and ``%``, so that no two paths meet.
+4. 0-dim tensors become values of the tree.
+
+A tensor that needs grad comes back as a leaf: the graph that made it is no state of a boundary.
+
+Spec: F3, F4.
+"""
+
+from __future__ import annotations
+
+import datetime
+import pathlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from safepoint.errors import InternalError, RequestError
+from safepoint.format.dtypes import DTYPES
+from safepoint.format.plain import (
+    MAX_DEPTH,
+    DtypeLeaf,
+    NumpyScalarLeaf,
+    Same,
+    ScalarLeaf,
+    Shared,
+    SizeLeaf,
+    TensorLeaf,
+    ViewLeaf,
+)
+from safepoint.state import sparse
+from safepoint.state.aliases import Occupant, Span, find_spans
+from safepoint.state.rebuild import SPARSE_KEY, Rebuilder, to_kind
+from safepoint.state.tensors import check_storable, dtype_name, scalar_bytes
+
+_ATOMS: tuple[type, ...] = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    datetime.datetime,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    pathlib.PurePosixPath,
+    pathlib.PureWindowsPath,
+    pathlib.PosixPath,
+    pathlib.WindowsPath,
+)
+_CONTAINERS = (list, dict, OrderedDict, set)
+_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
+_LONGEST_NAME = 400
+
+
+def flatten(value: object, *, path: str = "", prefix: str = "") -> tuple[object, list[tuple[str, torch.Tensor]]]:
+    """Take nested state apart into a plain tree and the tensors that its leaves name.
+
+    Args:
+        value: Builtin values and containers, tensors, numpy scalars and numeric arrays, in any nesting to 64 levels.
+        path: Where the value stands, for messages.
+        prefix: The beginning of each tensor's name.
+
+    Returns:
+        The tree, and the tensors in the order of the tree. They are the live ones (detached), not copies.
+
+    Raises:
+        RequestError: A value is outside the closed set, contains itself, or shares memory in a way that cannot be
+            kept; names the path.
+    """
+    survey = _Survey()
+    survey.visit(value, path, 0)
+    builder = _Builder(survey, find_spans(survey.occupants))
+    return builder.build(value, prefix), builder.tensors
+
+
+def unflatten(
+    plain: object,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    place: Callable[[torch.Tensor, str], torch.Tensor] = to_kind,
+) -> Any:
+    """Put nested state together again.
+
+    Args:
+        plain: What `flatten` made, also after a way through JSON.
+        tensors: The tensors by name. They are taken over, not copied: the result may be changed through them.
+        place: Returns a tensor on the kind of device it was on; by default there if this process has one, else on the
+            CPU.
+
+    Raises:
+        CorruptionError: A leaf names no tensor, or a view reaches outside of its stretch.
+    """
+    return Rebuilder(tensors, place).build(plain)
+
+
+def join(path: str, key: object) -> str:
+    """Return the path of an element, as messages show it."""
+    return f"{path}.{key}" if isinstance(key, str) and path else f"{path}[{key!r}]" if path else str(key)
+
+
+def segment(key: object, position: int = 0) -> str:
+    """Return the part of a tensor's name that stands for a key; different keys of one container never meet."""
+    if type(key) is int:
+        return f"[{key}]"
+    if type(key) is not str:
+        return f"[@{position}]"
+    raw = key.encode("utf-8", "surrogatepass")
+    return "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in raw) or "%"
+
+
+def container_of(tensor: torch.Tensor) -> str:
+    """Return what holds a tensor in Python: ``tensor``, ``parameter``, ``buffer`` or ``buffer_non_persistent``."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return "parameter"
+    if isinstance(tensor, torch.nn.Buffer):
+        return "buffer" if getattr(tensor, "persistent", True) else "buffer_non_persistent"
+    return "tensor"
+
+
+class _Survey:
+    """Visit all of a state once: check it, count what is reached twice, note what lies where."""
+
+    def __init__(self) -> None:
+        self.visits: dict[int, int] = {}
+        self.occupants: list[Occupant] = []
+        # What stands for an array or a sparse tensor; it also keeps temporaries alive, so that no id is used twice.
+        self.stand_ins: dict[int, Any] = {}
+        self._open: set[int] = set()
+
+    def visit(self, value: Any, path: str, depth: int) -> None:
+        kind = type(value)
+        if kind in _ATOMS or kind is torch.Size:
+            return
+        if depth > MAX_DEPTH:
+            raise RequestError(
+                "the state nests too deeply to be stored", where=path, expected=f"at most {MAX_DEPTH} levels"
+            )
+        if kind in (tuple, frozenset):
+            self._visit_elements(value, path, depth)
+        elif kind in _CONTAINERS or kind is np.ndarray or isinstance(value, torch.Tensor):
+            self._visit_once(value, path, depth)
+        elif isinstance(value, np.generic):
+            _check_numpy(value.dtype, "bcfiuMm", path)
+        elif kind is torch.dtype and dtype_name(value) in DTYPES:
+            return
+        else:
+            raise _outside(value, path)
+
+    def _visit_once(self, value: Any, path: str, depth: int) -> None:
+        key = id(value)
+        if key in self._open:
+            raise RequestError("the state contains itself and cannot be stored", where=path, remedy="Break the cycle.")
+        self.visits[key] = self.visits.get(key, 0) + 1
+        if self.visits[key] > 1:
+            return
+        self._open.add(key)
+        if isinstance(value, torch.Tensor):
+            self._visit_tensor(value, path, depth)
+        elif isinstance(value, np.ndarray):
+            self.stand_ins[key] = _array_as_tensor(value, path)
+            self.occupants.append(Occupant(key, self.stand_ins[key], path, is_array=True))
+        else:
+            self._visit_elements(value, path, depth)
+        self._open.discard(key)
+
+    def _visit_tensor(self, tensor: torch.Tensor, path: str, depth: int) -> None:
+        check_storable(tensor, path)
+        if isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.nn.Parameter:
+            raise _outside(tensor, path)
+        if sparse.is_sparse(tensor):
+            self.stand_ins[id(tensor)] = _sparse_as_dict(tensor)
+            self._visit_elements(self.stand_ins[id(tensor)]["parts"], path, depth)
+        else:
+            self.occupants.append(Occupant(id(tensor), tensor.detach(), path))
+
+    def _visit_elements(self, value: Any, path: str, depth: int) -> None:
+        if isinstance(value, dict):
+            if SPARSE_KEY in value:
+                raise RequestError("a key of the state is reserved", where=path, found=repr(SPARSE_KEY))
+            for key, element in value.items():
+                _check_key(key, path, depth + 1)
+                self.visit(element, join(path, key), depth + 1)
+        elif isinstance(value, set | frozenset):
+            for element in value:
+                _check_key(element, path, depth + 1)
+        else:
+            for index, element in enumerate(value):
+                self.visit(element, f"{path}[{index}]", depth + 1)
+
+
+class _Builder:
+    """Build the plain tree of a surveyed state."""
+
+    def __init__(self, survey: _Survey, spans: dict[int, Span]) -> None:
+        self.tensors: list[tuple[str, torch.Tensor]] = []
+        self._survey = survey
+        self._spans = spans
+        self._span_names: dict[int, str] = {}
+        self._numbers: dict[int, int] = {}
+
+    def build(self, value: Any, name: str) -> object:
+        """Return the tree of one value; `name` begins the names of its tensors."""
+        key = id(value)
+        if type(value) in _ATOMS or self._survey.visits.get(key, 0) < 2:
+            return self._bare(value, name)
+        if key in self._numbers:
+            return Same(self._numbers[key])
+        self._numbers[key] = len(self._numbers)
+        return Shared(self._numbers[key], self._bare(value, name))
+
+    def _bare(self, value: Any, name: str) -> object:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if kind in (dict, OrderedDict):
+            return kind(self._pairs(value, name))
+        if kind in (list, tuple):
+            return kind(self.build(element, _below(name, index)) for index, element in enumerate(value))
+        if kind in (set, frozenset):
+            return kind(_plain_key(element) for element in value)
+        if kind is np.ndarray:
+            return self._leaf(self._survey.stand_ins[id(value)], id(value), name, "ndarray")
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, name)
+        return _plain_key(value)
+
+    def _pairs(self, value: Mapping[Any, Any], name: str) -> Iterator[tuple[Any, object]]:
+        for position, (key, element) in enumerate(value.items()):
+            yield _plain_key(key), self.build(element, _below(name, key, position))
+
+    def _tensor(self, tensor: torch.Tensor, name: str) -> object:
+        if sparse.is_sparse(tensor):
+            # The parts of one sparse tensor are its own; only the whole can be shared.
+            stand_in = self._survey.stand_ins[id(tensor)]
+            return {**stand_in, "parts": dict(self._pairs(stand_in["parts"], name))}
+        return self._leaf(tensor, id(tensor), name, container_of(tensor))
+
+    def _leaf(self, tensor: torch.Tensor, key: int, name: str, container: str) -> object:
+        holder = (container, tensor.device.type, tensor.requires_grad)
+        span = self._spans.get(key)
+        if span is not None:
+            if id(span) not in self._span_names:
+                self._span_names[id(span)] = self._add(name, span.flat)
+            shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+            return ViewLeaf(self._span_names[id(span)], span.offset_of(tensor), shape, stride, *holder)
+        if tensor.dim() == 0:
+            return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(tensor), *holder)
+        return TensorLeaf(self._add(name, tensor.detach()), *holder)
+
+    def _add(self, name: str, tensor: torch.Tensor) -> str:
+        name = name or "value"
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[:_LONGEST_NAME]}~{len(self.tensors)}"
+        self.tensors.append((name, tensor))
+        return name
+
+
+def _below(name: str, key: object, position: int = 0) -> str:
+    return f"{name}/{segment(key, position)}" if name else segment(key, position)
+
+
+def _plain_key(value: Any) -> Any:
+    if type(value) is torch.Size:
+        return SizeLeaf(tuple(value))
+    if type(value) is torch.dtype:
+        return DtypeLeaf(dtype_name(value))
+    if isinstance(value, np.generic):
+        return NumpyScalarLeaf(value.dtype.newbyteorder("<").str, value.astype(value.dtype.newbyteorder("<")).tobytes())
+    if type(value) in (tuple, frozenset):
+        return type(value)(_plain_key(element) for element in value)
+    if type(value) in _ATOMS:
+        return value
+    raise InternalError("a value passed the survey but has no plain form", found=type(value).__qualname__)
+
+
+def _check_key(key: Any, path: str, depth: int) -> None:
+    if type(key) in (tuple, frozenset) and depth <= MAX_DEPTH:
+        for element in key:
+            _check_key(element, path, depth + 1)
+    elif isinstance(key, np.generic):
+        _check_numpy(key.dtype, "bcfiuMm", path)
+    elif not (type(key) in (*_ATOMS, torch.Size) or (type(key) is torch.dtype and dtype_name(key) in DTYPES)):
+        raise _outside(key, f"{path} (a key or an element of a set)")
+
+
+def _check_numpy(dtype: np.dtype[Any], kinds: str, path: str) -> None:
+    wide = dtype.itemsize > (16 if dtype.kind == "c" else 8)
+    if dtype.kind not in kinds or wide:
+        raise RequestError(
+            "a numpy value of the state cannot be stored",
+            where=path or "the state",
+            expected="a boolean, integer, float or complex dtype of at most 64 bits a number",
+            found=f"dtype {dtype}",
+            remedy="Store a list or a converted array.",
+        )
+
+
+def _array_as_tensor(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
+    _check_numpy(array.dtype, "bcfiu", path)
+    if not array.dtype.isnative:
+        raise RequestError(
+            "an array of the state has a foreign byte order",
+            where=path or "the state",
+            found=f"dtype {array.dtype.str}",
+            remedy="Store array.astype(array.dtype.newbyteorder('=')).",
+        )
+    # torch takes neither negative strides nor read-only memory; the copy is made at the boundary like the rest.
+    is_taken = array.flags.writeable and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    return torch.from_numpy(array if is_taken else array.copy(order="C"))
+
+
+def _sparse_as_dict(tensor: torch.Tensor) -> dict[str, Any]:
+    parts = sparse.take_apart(tensor)
+    return {
+        SPARSE_KEY: parts.layout,
+        "size": SizeLeaf(parts.size),
+        "is_coalesced": parts.is_coalesced,
+        "container": container_of(tensor),
+        "requires_grad": tensor.requires_grad,
+        "parts": dict(parts.tensors),
+    }
+
+
+def _outside(value: Any, path: str) -> RequestError:
+    return RequestError(
+        "a value of the state cannot be stored",
+        where=path or "the state",
+        expected="None, bool, int, float, complex, str, bytes, list, tuple, dict, OrderedDict, set, frozenset, a date "
+        "or time, a path, a tensor, a numpy scalar or numeric array, torch.Size or torch.dtype; no subclass of these",
+        found=f"{type(value).__module__}.{type(value).__qualname__}",
+        remedy="Store plain values that rebuild it, for example in the object's state_dict().",
+    )

@@ -1,0 +1,157 @@
+"""Bytes of single tensors: read from live memory, written into live memory, refused when they are no exact picture."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from safepoint.errors import InternalError, RequestError
+from safepoint.format.dtypes import DTYPES
+from safepoint.state.item import TensorSpec
+from safepoint.state.tensors import (
+    InPlaceTarget,
+    NewTensorTarget,
+    TensorSource,
+    check_storable,
+    dtype_of,
+    spec_of,
+)
+from tests.state.roundtrip import read
+
+
+def fill(target: Any, data: bytes) -> None:
+    target.memory()[:] = data
+    target.commit()
+
+
+def test_bytes_are_little_endian_and_in_c_order() -> None:
+    tensor = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert read(TensorSource(tensor)) == struct.pack("<4f", 1, 2, 3, 4)
+    assert read(TensorSource(tensor.t())) == struct.pack("<4f", 1, 3, 2, 4)
+    assert read(TensorSource(tensor[:, 1])) == struct.pack("<2f", 2, 4)
+
+
+def test_a_source_reads_when_asked_and_not_before() -> None:
+    tensor = torch.zeros(2)
+    source = TensorSource(tensor)
+    tensor.fill_(5)
+    assert read(source) == struct.pack("<2f", 5, 5)
+
+
+def test_a_buffer_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(InternalError):
+        TensorSource(torch.zeros(2)).copy_into(memoryview(bytearray(7)))
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if hasattr(torch, name)])
+def test_every_dtype_of_the_table_goes_through_bytes(name: str) -> None:
+    size = DTYPES[name].size_bytes
+    raw = bytes(number % 2 for number in range(3 * size))
+    target = NewTensorTarget(TensorSpec("t", name, (3,), (3,), (0,)), torch.device("cpu"))
+    fill(target, raw)
+    assert target.tensor is not None
+    assert target.tensor.dtype == dtype_of(name)
+    assert target.tensor.element_size() == size
+    assert read(TensorSource(target.tensor)) == raw
+    live = torch.zeros(3 * size, dtype=torch.uint8).view(dtype_of(name))
+    fill(InPlaceTarget(live), raw)
+    assert bytes(live.view(torch.uint8).tolist()) == raw
+
+
+def test_in_place_restore_keeps_identity_memory_and_grad_flags() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    address = parameter.data_ptr()
+    fill(InPlaceTarget(parameter), struct.pack("<3f", 1, 2, 3))
+    assert parameter.tolist() == [1, 2, 3]
+    assert parameter.data_ptr() == address
+    assert parameter.requires_grad and parameter.is_leaf and parameter.grad_fn is None
+
+
+@pytest.mark.parametrize("grad_enabled", [True, False])
+def test_in_place_restore_is_seen_by_autograd_as_a_change(grad_enabled: bool) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * weight).sum()
+    with torch.set_grad_enabled(grad_enabled):
+        fill(InPlaceTarget(weight), struct.pack("<3f", 1, 2, 3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_strided_live_tensor_takes_the_bytes_in_its_own_layout() -> None:
+    base = torch.zeros(3, 4)
+    fill(InPlaceTarget(base[:, 1]), struct.pack("<3f", 1, 2, 3))
+    assert base.sum().item() == 6 and base[2, 1].item() == 3
+
+
+def test_an_inference_tensor_can_be_filled() -> None:
+    with torch.inference_mode():
+        direct, strided = torch.zeros(2), torch.zeros(2, 2)[:, 0]
+    fill(InPlaceTarget(direct), struct.pack("<2f", 1, 2))
+    fill(InPlaceTarget(strided), struct.pack("<2f", 3, 4))
+    assert direct.tolist() == [1, 2] and strided.tolist() == [3, 4]
+
+
+def test_a_target_of_another_dtype_converts() -> None:
+    live = torch.zeros(2, dtype=torch.float64)
+    target = InPlaceTarget(live, dtype=torch.float32)
+    assert target.nbytes == 8
+    fill(target, struct.pack("<2f", 0.5, 2))
+    assert live.tolist() == [0.5, 2]
+
+
+def test_a_new_tensor_takes_over_the_strides_of_its_model() -> None:
+    like = torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    value = torch.arange(120.0).reshape(2, 3, 4, 5)
+    target = NewTensorTarget(spec_of("t", value), torch.device("cpu"), like=like)
+    fill(target, read(TensorSource(value)))
+    assert target.tensor is not None
+    assert target.tensor.stride() == like.stride()
+    assert torch.equal(target.tensor, value)
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+def _fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.empty(2)
+
+
+def _freed() -> torch.Tensor:
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: torch.empty(2, device="meta"),
+        _fake,
+        _freed,
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.strided),
+        lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+        lambda: torch.ones(2).as_subclass(Plain),
+        lambda: torch.nn.UninitializedParameter(),
+        lambda: torch.zeros(2, dtype=torch.complex32),
+        lambda: torch.ones(2, 2).to_mkldnn(),
+    ],
+    ids=["meta", "fake", "freed", "quantised", "nested", "jagged", "subclass", "lazy", "complex32", "mkldnn"],
+)
+def test_a_tensor_without_an_exact_picture_is_refused_by_its_path(build: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_storable(build(), "model.odd")
+    assert caught.value.where == "model.odd"
+    assert caught.value.remedy
+
+
+def test_a_distributed_tensor_is_refused_with_a_remedy() -> None:
+    fake = type("DTensor", (torch.Tensor,), {"__module__": "torch.distributed.tensor"})
+    with pytest.raises(RequestError, match="distributed over ranks"):
+        check_storable(torch.ones(2).as_subclass(fake), "model.w")
