@@ -1,7 +1,7 @@
 """Which data set it is: a name, a length, and a fingerprint where there is one.
 
-Two data sets with equal identities are taken for the same one. A fingerprint makes that more than a guess: give one that
-changes whenever the samples change, such as a digest of the list of files.
+Two data sets with equal identities are taken for the same one. A fingerprint makes that more than a guess: give one
+that changes whenever the samples change, such as a digest of the list of files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from safepoint.errors import RequestError
+
+NO_LENGTH_REMEDY = (
+    "For a stream of samples register a safepoint.data.Cursor that counts what was consumed, or use a loader with its "
+    "own state, such as torchdata's StatefulDataLoader."
+)
 
 
 class MapDataset(Protocol):
@@ -55,8 +60,7 @@ def identify(dataset: Sized, *, name: str | None = None, fingerprint: str | None
             where=_name_of(dataset),
             expected="a data set with __len__ and __getitem__",
             found=str(exc) or "no __len__",
-            remedy="For a stream of samples register a safepoint.data.Cursor that counts what was consumed, or use a "
-            "loader with its own state, such as torchdata's StatefulDataLoader.",
+            remedy=NO_LENGTH_REMEDY,
         ) from exc
     if fingerprint is None:
         found = (getattr(dataset, attribute, None) for attribute in ("fingerprint", "_fingerprint"))

@@ -1,7 +1,7 @@
 """The order of samples, as a function of numbers.
 
-A position is a place in the order of one epoch, counted from 0; an index is a place in the data set. `GlobalOrder` gives
-the index at any position without a stored permutation, so that the position alone is the whole state of an epoch.
+A position is a place in the order of one epoch, counted from 0; an index is a place in the data set. `GlobalOrder`
+gives the index at any position without a stored permutation, so that the position alone is the whole state of an epoch.
 
 Invariants:
 
@@ -19,19 +19,19 @@ All arithmetic below is on unsigned 64-bit integers, modulo 2**64. G is 0x9E3779
 
 **feistel-1**, with key = derive(seed, epoch):
 
-- length ≤ 4096: Fisher-Yates. Start from 0 … length - 1; for i from length - 1 down to 1, with k counting from 0, swap the
-  elements i and j = (word(key, k) * (i + 1)) >> 64 (the product in 128 bits). A Feistel network over so few values
+- length ≤ 4096: Fisher-Yates. Start from 0 … length - 1; for i from length - 1 down to 1, with k counting from 0, swap
+  the elements i and j = (word(key, k) * (i + 1)) >> 64 (the product in 128 bits). A Feistel network over so few values
   would not reach all permutations alike; a table of 4096 entries is still constant memory.
-- length > 4096: a Feistel network of 8 rounds over pairs (left, right) of numbers below a = ceil(sqrt(length)), which stand
-  for left * a + right. Round r: (left, right) becomes (right, (left + f) mod a), where x = mix(right + word(key, r)) and
-  f = ((x >> 32) * a) >> 32, a number below a (a is below 2**32, so the product fits). A result at or above length is put
-  through the network again, until it is below (cycle walking). As a * a exceeds length by less than 2 * a, at most
-  2 / sqrt(length) of the values walk.
+- length > 4096: a Feistel network of 8 rounds over pairs (left, right) of numbers below a = ceil(sqrt(length)), which
+  stand for left * a + right. Round r: (left, right) becomes (right, (left + f) mod a), where
+  x = mix(right + word(key, r)) and f = ((x >> 32) * a) >> 32, a number below a (a is below 2**32, so the product fits).
+  A result at or above length is put through the network again, until it is below (cycle walking). As a * a exceeds
+  length by less than 2 * a, at most 2 / sqrt(length) of the values walk.
 
 **sequential-1**: the index is the position.
 
-Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002 (the Feistel network over Z_a x Z_b
-and cycle walking). S. Vigna, splitmix64.c, https://prng.di.unimi.it/splitmix64.c.
+Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002 (the Feistel network over
+Z_a x Z_b and cycle walking). S. Vigna, splitmix64.c, https://prng.di.unimi.it/splitmix64.c.
 """
 
 from __future__ import annotations
@@ -41,13 +41,9 @@ import math
 import operator
 from dataclasses import dataclass, field
 
-from safepoint.errors import RequestError
+import numpy
 
-try:
-    import numpy
-except ImportError:
-    # Without numpy a block is computed one by one, with equal results.
-    numpy = None  # type: ignore[assignment]  # a module name has no optional type
+from safepoint.errors import RequestError
 
 SHUFFLED = "feistel-1"
 SEQUENTIAL = "sequential-1"
@@ -128,7 +124,7 @@ class GlobalOrder:
         if self.length <= _LONGEST_TABLE:
             return list(_table(self.length, key)[start:stop])
         side, round_keys = _side(self.length), _round_keys(key)
-        if numpy is None or stop - start < _SMALLEST_VECTOR:
+        if stop - start < _SMALLEST_VECTOR:
             return [_walk(position, self.length, side, round_keys) for position in range(start, stop)]
         return _walk_all(start, stop, self.length, side, round_keys)
 
@@ -141,8 +137,9 @@ def order_version(*, shuffle: bool) -> str:
 def share_of_batch(start: int, stop: int, *, rank: int, world_size: int) -> range:
     """Return the positions that one rank takes from the global batch at the positions [start, stop).
 
-    The parts are contiguous, in rank order, without gap or overlap, and differ in size by at most one: put together they
-    are the batch in its global order, for every world size. A batch of fewer samples than ranks leaves some part empty.
+    The parts are contiguous, in rank order, without gap or overlap, and differ in size by at most one: put together
+    they are the batch in its global order, for every world size. A batch of fewer samples than ranks leaves some part
+    empty.
     """
     size = stop - start
     return range(start + size * rank // world_size, start + size * (rank + 1) // world_size)
