@@ -32,10 +32,11 @@ def check_ballots(ballots: list[Ballot], *, run: str, generation: str, incarnati
     expected = (run, generation, incarnation, world_size)
     for ballot in ballots:
         found = (ballot.run, ballot.generation, ballot.incarnation, ballot.world_size)
+        where = f"rank {ballot.rank}"
         if found != expected:
-            raise AbortedError("a ballot belongs to another save", where=f"rank {ballot.rank}", expected=expected, found=found)
+            raise AbortedError("a ballot belongs to another save", where=where, expected=expected, found=found)
         if ballot.refusal:
-            raise AbortedError("a rank could not store its part", where=f"rank {ballot.rank}", found=ballot.refusal)
+            raise AbortedError("a rank could not store its part", where=where, found=ballot.refusal)
     ranks = sorted(ballot.rank for ballot in ballots)
     if ranks != list(range(world_size)):
         raise AbortedError("not every rank voted once", where=generation, expected=list(range(world_size)), found=ranks)

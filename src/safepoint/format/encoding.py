@@ -3,9 +3,10 @@
 Invariants:
 
 1. A record's text begins with ``{"digest":"`` and 32 hexadecimal digits; the digest is that of every byte after them.
-2. What is decoded has no unknown field, no duplicate key, no number out of range, no nesting beyond the limit; otherwise
-   a `CorruptionError` names the file. Foreign decoding errors never leave this file.
+2. What is decoded has no unknown field, no duplicate key, no number out of range, no nesting beyond the limit;
+   otherwise a `CorruptionError` names the file. Foreign decoding errors never leave this file.
 3. Nothing is allocated by a size that the text names.
+4. A record of a newer format is known by its version before its unknown fields are met.
 
 Spec: F2.
 """
@@ -19,8 +20,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from safepoint.errors import CorruptionError
+from safepoint.errors import CorruptionError, RequestError
 from safepoint.format.digest import HEX_LENGTH, digest_bytes, is_digest
+from safepoint.format.version import check_version
 
 MAX_NESTING = 256
 RECORD_LIMIT_BYTES = 1 << 20
@@ -29,7 +31,9 @@ INDEX_LIMIT_BYTES = 1 << 30
 
 _PREFIX = b'{"digest":"'
 _HEAD = len(_PREFIX) + HEX_LENGTH
-_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A string that does not end is taken up to the text's end, so that the scan stays linear in hostile texts as well.
+_BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
+_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89a-fA-F]")
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -37,9 +41,17 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 def seal(record: msgspec.Struct) -> bytes:
     """Return a record as text that carries its own digest, one field per line.
 
+    Raises:
+        RequestError: A text in the record is not Unicode.
+
     Spec: F2.
     """
-    body = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    try:
+        body = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    except UnicodeEncodeError as exc:
+        raise RequestError(
+            f"a {type(record).__name__} cannot be written", expected="Unicode text", found=ascii(exc.object[:80])
+        ) from exc
     tail = b'",' + body[1:] + b"\n"
     return _PREFIX + digest_bytes(tail).encode("ascii") + tail
 
@@ -54,14 +66,16 @@ def unseal(data: bytes, kind: type[Record], *, where: str) -> Record:
 
     Raises:
         CorruptionError: The text is not a record of this kind, or its digest does not match.
+        FormatVersionError: A newer format wrote it.
 
-    Spec: F2.
+    Spec: F1, F2.
     """
     check_seal(data, where=where)
     tree = parse_json(data, where=where)
     if not isinstance(tree, dict):
         raise _corrupt(where, "a JSON object", type(tree).__name__)
     del tree["digest"]
+    _check_age(tree, where)
     try:
         return msgspec.convert(tree, kind, strict=True)
     except msgspec.ValidationError as exc:
@@ -77,7 +91,7 @@ def check_seal(data: bytes, *, where: str) -> str:
     Spec: F2.
     """
     stated = data[len(_PREFIX) : _HEAD].decode("ascii", "replace")
-    if data[: len(_PREFIX)] != _PREFIX or not is_digest(stated):
+    if data[: len(_PREFIX)] != _PREFIX or not is_digest(stated) or data[_HEAD : _HEAD + 2] != b'",':
         found = "an empty file" if not data else repr(data[:24])
         raise _corrupt(where, "a record that begins with its digest", found)
     actual = digest_bytes(data[_HEAD:])
@@ -87,7 +101,7 @@ def check_seal(data: bytes, *, where: str) -> str:
 
 
 def parse_json(data: bytes, *, where: str) -> Any:
-    """Return the tree that a JSON text holds: unique keys, finite numbers, bounded nesting, valid UTF-8.
+    """Return the tree that a JSON text holds: unique keys, finite numbers, bounded nesting, valid Unicode.
 
     Raises:
         CorruptionError: Something else.
@@ -95,6 +109,8 @@ def parse_json(data: bytes, *, where: str) -> Any:
     Spec: F2.
     """
     _check_nesting(data, where)
+    if _SURROGATE.search(data):
+        raise _corrupt(where, "strict JSON", "an escaped surrogate")
     try:
         return json.loads(
             data.decode("utf-8"),
@@ -104,6 +120,12 @@ def parse_json(data: bytes, *, where: str) -> Any:
         )
     except (ValueError, RecursionError) as exc:
         raise _corrupt(where, "strict JSON", str(exc)[:200]) from exc
+
+
+def _check_age(tree: dict[str, Any], where: str) -> None:
+    version, flags = tree.get("format"), tree.get("flags", [])
+    if type(version) is int and isinstance(flags, list):
+        check_version(version, (flag for flag in flags if isinstance(flag, str)), where=where)
 
 
 def _check_nesting(data: bytes, where: str) -> None:

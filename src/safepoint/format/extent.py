@@ -48,10 +48,12 @@ def split_rows(shape: Shape, element_bytes: int, *, limit_bytes: int = CHUNK_LIM
 
 def check_shape(shape: Shape, element_bytes: int, *, where: str) -> int:
     """Return a box's size in bytes, or raise `CorruptionError` when it is beyond any limit."""
-    size_bytes = element_count(shape) * element_bytes
-    if len(shape) > MAX_AXES or any(length < 0 for length in shape) or size_bytes > MAX_BYTES:
-        raise CorruptionError("a tensor's shape is out of bounds", where=where, found=str(shape)[:200])
-    return size_bytes
+    # The number of axes first: the product of a million long axes would itself take minutes. An axis of no length does
+    # not excuse the others, since the strides of such a tensor are computed all the same.
+    is_bounded = len(shape) <= MAX_AXES and all(0 <= length <= MAX_BYTES for length in shape)
+    if not is_bounded or math.prod(max(length, 1) for length in shape) * element_bytes > MAX_BYTES:
+        raise CorruptionError("a tensor's shape is out of bounds", where=where, found=_shown(shape))
+    return element_count(shape) * element_bytes
 
 
 def check_tiling(global_shape: Shape, boxes: Sequence[Box], *, where: str) -> None:
@@ -66,11 +68,11 @@ def check_tiling(global_shape: Shape, boxes: Sequence[Box], *, where: str) -> No
     """
     filled = [box for box in boxes if element_count(box.shape)]
     for box in filled:
-        outside = len(box.offset) != len(global_shape) or any(
-            start < 0 or start + length > whole
+        has_axes = len(box.offset) == len(box.shape) == len(global_shape)
+        if not has_axes or any(
+            start < 0 or length < 0 or start + length > whole
             for start, length, whole in zip(box.offset, box.shape, global_shape, strict=True)
-        )
-        if outside:
+        ):
             raise CorruptionError("a box lies outside its tensor", where=where, expected=global_shape, found=box)
     filled.sort(key=lambda box: box.offset)
     for index, box in enumerate(filled):
@@ -79,10 +81,10 @@ def check_tiling(global_shape: Shape, boxes: Sequence[Box], *, where: str) -> No
                 break
             if _overlap(box, other):
                 raise CorruptionError("two boxes of a tensor overlap", where=where, found=f"{box} and {other}")
-    covered = sum(element_count(box.shape) for box in filled)
-    if covered != element_count(global_shape):
+    covered, whole = sum(element_count(box.shape) for box in filled), element_count(global_shape)
+    if covered != whole:
         raise CorruptionError(
-            "the boxes leave a gap in a tensor", where=where, expected=f"{element_count(global_shape)} elements", found=covered
+            "the boxes leave a gap in a tensor", where=where, expected=f"{whole} elements", found=covered
         )
 
 
@@ -93,3 +95,8 @@ def _overlap(one: Box, other: Box) -> bool:
             one.offset, one.shape, other.offset, other.shape, strict=True
         )
     )
+
+
+def _shown(shape: Shape) -> str:
+    # Only the first axes: a shape of a million of them would make a message of many megabytes first.
+    return f"{len(shape)} axes, {shape[:8]}"

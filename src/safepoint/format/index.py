@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import msgspec
 
 from safepoint.errors import CorruptionError
-from safepoint.format.digest import is_digest
+from safepoint.format.digest import digest_bytes, digest_file, is_digest
 from safepoint.format.dtypes import DTYPES
 from safepoint.format.encoding import unseal
 from safepoint.format.extent import check_shape, element_count
-from safepoint.format.names import GenerationName, is_object_name
+from safepoint.format.names import GenerationName, data_name, is_data_name, is_item_name, is_object_name
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -80,8 +80,14 @@ def decode_index(data: bytes, *, where: str) -> Index:
     Spec: F3.
     """
     index = unseal(data, Index, where=where)
-    for reference in index.objects:
-        check_reference(reference, where=where)
+    if GenerationName.parse(index.generation) is None or index.rank >= index.world_size:
+        raise CorruptionError("an index names no rank of a generation", where=where, found=index.generation[:80])
+    if not is_digest(index.header_digest):
+        raise CorruptionError("an index holds no digest of its header", where=where, found=index.header_digest[:80])
+    for item in index.items:
+        if not is_item_name(item):
+            raise CorruptionError("an item's name is not allowed", where=where, found=repr(item[:80]))
+    _check_objects(index, where)
     seen: set[tuple[str, str]] = set()
     for tensor in index.tensors:
         place = f"{where}: {tensor.item}/{tensor.name}"
@@ -95,16 +101,44 @@ def decode_index(data: bytes, *, where: str) -> Index:
     return index
 
 
-def check_reference(reference: ObjectReference, *, where: str) -> None:
-    """Raise `CorruptionError` when an object's reference is outside the grammar."""
-    named = GenerationName.parse(reference.generation) is not None and is_object_name(reference.name)
-    if not named or not is_digest(reference.digest):
+def item_digest(item: IndexedItem, tensors: Iterable[Tensor]) -> str:
+    """Return the digest of an item's state: its plain tree and its tensors by name, wherever they lie.
+
+    Spec: F7.
+    """
+    parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain)]
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        chunks = [chunk.digest for chunk in tensor.chunks]
+        parts.append(msgspec.json.encode([tensor.name, tensor.dtype, tensor.shape, chunks]))
+    return digest_bytes(b"\n".join(parts))
+
+
+def check_reference(reference: ObjectReference, *, where: str) -> GenerationName:
+    """Return the generation that an object lies in, or raise `CorruptionError` when a name is outside the grammar."""
+    owner = GenerationName.parse(reference.generation)
+    if owner is None or not is_object_name(reference.name) or not is_digest(reference.digest):
         raise CorruptionError(
             "an object's name is not one that this format makes",
             where=where,
             expected="a generation, an object name, a digest",
-            found=repr((reference.generation, reference.name, reference.digest))[:200],
+            found=repr((reference.generation[:80], reference.name[:80], reference.digest[:80])),
         )
+    return owner
+
+
+def _check_objects(index: Index, where: str) -> None:
+    seen: set[tuple[str, str]] = set()
+    prefix = data_name(index.rank, index.world_size).removesuffix(".safetensors") + "."
+    for reference in index.objects:
+        check_reference(reference, where=where)
+        is_own = reference.generation == index.generation
+        if not is_data_name(reference.name) or (is_own and not reference.name.startswith(prefix)):
+            raise CorruptionError(
+                "an index names a file that holds no data of its rank", where=where, found=reference.name
+            )
+        if (reference.generation, reference.name) in seen:
+            raise CorruptionError("an index names an object twice", where=where, found=reference.name)
+        seen.add((reference.generation, reference.name))
 
 
 def _check_tensor(tensor: Tensor, objects: tuple[ObjectReference, ...], place: str) -> None:
@@ -135,24 +169,29 @@ def _check_tensor(tensor: Tensor, objects: tuple[ObjectReference, ...], place: s
 
 
 def _check_ranges(index: Index, where: str) -> None:
-    """Check that this generation's chunks fill its data file from the header's end to the file's end, once."""
-    own = [n for n, reference in enumerate(index.objects) if reference.generation == index.generation]
-    for number in own:
+    """Check that this generation's chunks fill its data file from the header's end to the file's end, once.
+
+    The file's digest is that of its parts, so it needs no look at the file either.
+    """
+    by_object: dict[int, list[Chunk]] = {}
+    for chunk in (chunk for tensor in index.tensors for chunk in tensor.chunks):
+        by_object.setdefault(chunk.object, []).append(chunk)
+    for number, reference in enumerate(index.objects):
+        if reference.generation != index.generation:
+            continue
+        place = f"{where}: {reference.name}"
+        chunks = sorted(by_object.get(number, ()), key=lambda chunk: chunk.offset_bytes)
         end = index.header_bytes
-        for chunk in sorted(_chunks_of(index.tensors, number), key=lambda chunk: chunk.offset_bytes):
+        for chunk in chunks:
             if chunk.offset_bytes != end:
-                raise CorruptionError(
-                    "the chunks of a data file overlap or leave a hole", where=where, expected=end, found=chunk.offset_bytes
-                )
+                found = chunk.offset_bytes
+                raise CorruptionError("chunks overlap or leave a hole", where=place, expected=end, found=found)
             end += chunk.size_bytes
-        if end != index.objects[number].size_bytes:
+        size = reference.size_bytes
+        if end != size:
+            raise CorruptionError("the chunks do not fill their data file", where=place, expected=size, found=end)
+        digest = digest_file(index.header_digest, (chunk.digest for chunk in chunks))
+        if digest != reference.digest:
             raise CorruptionError(
-                "the chunks do not fill their data file",
-                where=where,
-                expected=index.objects[number].size_bytes,
-                found=end,
+                "a data file's digest is not that of its parts", where=place, expected=digest, found=reference.digest
             )
-
-
-def _chunks_of(tensors: Iterable[Tensor], number: int) -> list[Chunk]:
-    return [chunk for tensor in tensors for chunk in tensor.chunks if chunk.object == number]

@@ -12,9 +12,9 @@ import msgspec
 from safepoint.errors import CorruptionError
 from safepoint.format.encoding import unseal
 from safepoint.format.index import Count, ObjectReference, check_reference
-from safepoint.format.names import GenerationName
-from safepoint.format.records import LineageLink
-from safepoint.format.version import check_version
+from safepoint.format.names import GenerationName, is_item_name
+from safepoint.format.plain import decode_plain
+from safepoint.format.records import LineageLink, check_chain, is_on_chain
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,9 +30,10 @@ class ProgressRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ItemSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Summarise an item: its type, kind (``global``, ``replicated``, ``sharded``, ``per_rank``), tensors and their bytes.
+    """Summarise an item: its type, how many tensors it has, and their bytes.
 
-    `digest` is that of the item's state: its plain tree and its tensors' chunk digests, whatever file they lie in.
+    `kind` is ``global``, ``replicated``, ``sharded`` or ``per_rank``. `digest` is that of the item's state: its plain
+    tree and its tensors' chunk digests, whatever file they lie in.
     """
 
     type: str
@@ -53,7 +54,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accumulation: Count | None
     environment: dict[str, str]
     structure: dict[str, str]
-    configuration: dict[str, Any]
+    configuration: dict[str, dict[str, Any]]
     datasets: dict[str, Any]
     config: Any
     counts: dict[str, int]
@@ -102,16 +103,48 @@ def decode_manifest(data: bytes, *, where: str, generation: str) -> Manifest:
     Spec: F7.
     """
     manifest = unseal(data, Manifest, where=where)
-    check_version(manifest.format, manifest.flags, where=where)
     name = GenerationName.parse(manifest.generation)
     if manifest.generation != generation or name is None:
-        raise CorruptionError("a manifest names another generation", where=where, expected=generation, found=manifest.generation)
+        found = manifest.generation[:80]
+        raise CorruptionError("a manifest names another generation", where=where, expected=generation, found=found)
     if (manifest.step, manifest.incarnation) != (name.step, name.incarnation):
         raise CorruptionError("a manifest contradicts its generation's name", where=where, expected=generation)
     if manifest.progress.step != manifest.step or manifest.boundary != "after_update":
         raise CorruptionError("a manifest stands for no boundary", where=where, expected=f"step {manifest.step}")
-    if not manifest.lineage or manifest.lineage[-1].incarnation != manifest.incarnation:
-        raise CorruptionError("a manifest's lineage does not end with its incarnation", where=where)
-    for reference in manifest.objects:
-        check_reference(reference, where=where)
+    check_chain(manifest.lineage, incarnation=manifest.incarnation, where=where)
+    if manifest.step < manifest.lineage[-1].step:
+        raise CorruptionError("a manifest is older than what its run resumed from", where=where, found=manifest.step)
+    for item in manifest.items:
+        if not is_item_name(item):
+            raise CorruptionError("an item's name is not allowed", where=where, found=repr(item[:80]))
+    _check_objects(manifest, where)
+    _check_values(manifest, where)
     return manifest
+
+
+def _check_objects(manifest: Manifest, where: str) -> None:
+    seen: set[tuple[str, str]] = set()
+    for reference in manifest.objects:
+        owner = check_reference(reference, where=where)
+        if (reference.generation, reference.name) in seen:
+            raise CorruptionError("a manifest names an object twice", where=where, found=reference.name)
+        seen.add((reference.generation, reference.name))
+        is_own = reference.generation == manifest.generation
+        is_older = owner.step <= manifest.step and is_on_chain(
+            manifest.lineage, incarnation=owner.incarnation, step=owner.step
+        )
+        if not is_own and not is_older:
+            raise CorruptionError(
+                "a manifest refers to a generation that it does not descend from",
+                where=where,
+                found=reference.generation,
+            )
+
+
+def _check_values(manifest: Manifest, where: str) -> None:
+    """Check that everything of a free form is a plain value, so that whoever shows it meets nothing else."""
+    conditions = manifest.conditions
+    named = [conditions.configuration, conditions.datasets, manifest.metrics]
+    free = [value for values in named for value in values.values()]
+    for value in [*free, conditions.config, manifest.probe, manifest.mesh]:
+        decode_plain(value, where=where)

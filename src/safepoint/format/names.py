@@ -26,6 +26,7 @@ MAX_INCARNATION = 10**6 - 1
 
 _GENERATION = re.compile(r"step-([0-9]{12})-i([0-9]{6})-([0-9a-f]{8})")
 _INCARNATION = re.compile(r"([0-9]{6})\.json")
+_INCARNATION_FILE = re.compile(r"([0-9]{6})\.(?:json|resumed\.json|refused\.json|alive)")
 _DATA = re.compile(r"rank-([0-9]{5})-of-([0-9]{5})(?:\.part-[0-9]{3})?\.safetensors")
 _INDEX = re.compile(r"rank-([0-9]{5})-of-([0-9]{5})\.json")
 _ITEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
@@ -33,7 +34,10 @@ _ITEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 
 @dataclass(frozen=True, slots=True, order=True)
 class GenerationName:
-    """Take a generation's name apart; ordered by step, then incarnation, then nonce."""
+    """Take a generation's name apart; ordered by step, then incarnation, then nonce.
+
+    The nonce is 8 hexadecimal digits: 2 count the attempts of the incarnation at this step from 00, 6 are random.
+    """
 
     step: int
     incarnation: int
@@ -60,6 +64,12 @@ def parse_incarnation(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def parse_incarnation_file(name: str) -> int | None:
+    """Return the number of the incarnation that a file of any kind belongs to, or None for a foreign name."""
+    match = _INCARNATION_FILE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def journal_path(number: int) -> str:
     """Return the path of an incarnation's journal."""
     return f"{JOURNAL}/{number:06d}.jsonl"
@@ -83,15 +93,30 @@ def index_name(rank: int, world_size: int) -> str:
 
 def is_object_name(name: str) -> bool:
     """Return whether a name is that of a data file or an index."""
-    return bool(_DATA.fullmatch(name) or _INDEX.fullmatch(name))
+    return is_data_name(name) or _is_rank_name(_INDEX, name)
+
+
+def is_data_name(name: str) -> bool:
+    """Return whether a name is that of a data file."""
+    return _is_rank_name(_DATA, name)
+
+
+def is_item_name(name: object) -> bool:
+    """Return whether a name is one that an item may have."""
+    return isinstance(name, str) and bool(_ITEM.fullmatch(name)) and name != "__metadata__"
 
 
 def check_item_name(name: object) -> str:
     """Return an item's name, or raise `RequestError` when it is outside the grammar."""
-    if not isinstance(name, str) or not _ITEM.fullmatch(name) or name == "__metadata__":
+    if not isinstance(name, str) or not is_item_name(name):
         raise RequestError(
             "an item's name is not allowed",
             where=repr(name),
-            expected="1 to 128 letters, digits, '_', '.', '-', beginning with a letter, digit or '_'; not '__metadata__'",
+            expected="1 to 128 of letters, digits, '_', '.' and '-', the first no '.' or '-'; not '__metadata__'",
         )
     return name
+
+
+def _is_rank_name(pattern: re.Pattern[str], name: str) -> bool:
+    match = pattern.fullmatch(name)
+    return match is not None and int(match[1]) < int(match[2])

@@ -5,9 +5,13 @@ Spec: F6.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from safepoint.errors import CorruptionError
 from safepoint.format.index import Count
+from safepoint.format.names import GenerationName
 
 
 class LineageLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +67,10 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResumedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Record what an incarnation resumed from: a generation, or nothing. `chain` ends with this incarnation's own link."""
+    """Record what an incarnation resumed from: a generation, or nothing.
+
+    `chain` ends with this incarnation's own link. `source` is the URL of another run that the generation lies in.
+    """
 
     format: Count
     run: str
@@ -107,3 +114,34 @@ class VerifiedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     manifest: str
     verified: str
     nonce: str
+
+
+def check_chain(chain: Sequence[LineageLink], *, incarnation: int, where: str) -> None:
+    """Raise `CorruptionError` unless a lineage chain holds together and ends with an incarnation.
+
+    Spec: C9.
+    """
+    if not chain or chain[-1].incarnation != incarnation:
+        raise CorruptionError("a lineage does not end with its own incarnation", where=where, expected=incarnation)
+    before: LineageLink | None = None
+    for link in chain:
+        resumed = GenerationName.parse(link.resumed) if link.resumed is not None else None
+        step = resumed.step if resumed is not None else 0
+        if (resumed is None) != (link.resumed is None) or step != link.step:
+            raise CorruptionError("a link of a lineage contradicts itself", where=where, found=link)
+        follows = resumed is not None and before is not None and resumed.incarnation == before.incarnation
+        if before is not None and not (follows and before.incarnation < link.incarnation and before.step <= link.step):
+            raise CorruptionError("a link of a lineage does not follow the one before it", where=where, found=link)
+        before = link
+
+
+def is_on_chain(chain: Sequence[LineageLink], *, incarnation: int, step: int) -> bool:
+    """Return whether what an incarnation saved at a step is part of the history that a chain tells.
+
+    Spec: C9.
+    """
+    for position, link in enumerate(chain):
+        if link.incarnation == incarnation:
+            following = chain[position + 1 :]
+            return not following or step <= following[0].step
+    return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from safepoint.errors import FormatVersionError
+from safepoint.errors import CorruptionError, FormatVersionError
 
 FORMAT_VERSION = 1
 KNOWN_FLAGS: frozenset[str] = frozenset()
@@ -16,8 +16,15 @@ KNOWN_FLAGS: frozenset[str] = frozenset()
 def check_version(version: int, flags: Iterable[str], *, where: str) -> None:
     """Raise `FormatVersionError` when a record needs a reader newer than this one.
 
+    Raises:
+        CorruptionError: There never was such a version.
+
     Spec: F1.
     """
+    if version < 1:
+        raise CorruptionError(
+            "a record has an impossible format version", where=where, expected="1 or more", found=version
+        )
     unknown = sorted(set(flags) - KNOWN_FLAGS)
     if version > FORMAT_VERSION or unknown:
         raise FormatVersionError(

@@ -1,0 +1,83 @@
+"""The leaves of a plain tree that stand for something other than a builtin value of Python.
+
+Spec: F4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """Stand for a tensor whose bytes lie in the data file under `name` (within the item).
+
+    `container` says what holds it in Python: ``tensor``, ``parameter``, ``buffer`` or ``ndarray``; `device` is the kind
+    of device it was on (``cpu``, ``cuda``) and is a hint only.
+    """
+
+    name: str
+    container: str = "tensor"
+    device: str = "cpu"
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarLeaf:
+    """Stand for a 0-dim tensor; `data` are its bytes, little-endian."""
+
+    dtype: str
+    data: bytes
+    container: str = "tensor"
+    device: str = "cpu"
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ViewLeaf:
+    """Stand for a view of the one-dimensional tensor stored under `name`; offset and strides count elements."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    container: str = "tensor"
+    device: str = "cpu"
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLeaf:
+    """Stand for a `torch.Size`."""
+
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeLeaf:
+    """Stand for a `torch.dtype` by its name, such as ``bfloat16``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyScalarLeaf:
+    """Stand for a numpy scalar; `dtype` is numpy's own string with byte order, such as ``<f8``."""
+
+    dtype: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Mark the first place of a value that other places of the tree refer to."""
+
+    number: int
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Refer to the `Shared` value of that number; it stands earlier in the tree."""
+
+    number: int
