@@ -1,0 +1,260 @@
+"""How a start of the job claims its number, and what it records.
+
+1. A number is claimed by publishing its record exclusively; numbers are contiguous and never deleted.
+2. Of two starts that claim at once, the lower living number goes on; the higher closes its claim.
+3. What an incarnation resumed from is recorded before it saves anything. If we die between claim and record, the number
+   is taken and has resumed nothing: the lineage is that of the newest one that did record.
+
+Spec: C1.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+import msgspec
+
+from safepoint.ambient import Ambient, ProcessIdentity
+from safepoint.catalog import Lineage, read_lineage
+from safepoint.errors import FencedError, ObjectExistsError, RequestError
+from safepoint.format.encoding import RECORD_LIMIT_BYTES, seal, unseal
+from safepoint.format.names import (
+    GENERATIONS,
+    INCARNATIONS,
+    JOURNAL,
+    MAX_INCARNATION,
+    RUN_RECORD,
+    incarnation_path,
+    parse_incarnation,
+)
+from safepoint.format.records import (
+    Holder,
+    IncarnationRecord,
+    LineageLink,
+    Refusal,
+    RefusedRecord,
+    ResumedRecord,
+    RunRecord,
+)
+from safepoint.format.version import FORMAT_VERSION
+from safepoint.joining.holder import WAIT_S, FoundHolder, find_holder
+from safepoint.storage.base import Storage
+
+_NONCE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Hold what a start of the job owns of its run: the run's id and its own number."""
+
+    run: str
+    incarnation: int
+
+
+def claim_incarnation(
+    storage: Storage,
+    ambient: Ambient,
+    *,
+    world_size: int,
+    versions: dict[str, str],
+    takeover: bool = False,
+    wait_s: float = WAIT_S,
+) -> Claim:
+    """Claim the next number of a run, creating the run if there is none.
+
+    Args:
+        takeover: Do not ask whether an earlier holder lives; it is fenced by the new number.
+        wait_s: How long to watch the heartbeat of a holder that only a heartbeat can tell of.
+
+    Raises:
+        FencedError: A living process holds the run.
+        CorruptionError: The folder's records cannot be trusted.
+        StorageError: The storage failed; at most a claimed number is left behind.
+
+    Spec: C1.
+    """
+    run = _ensure_run(storage, ambient)
+    lineage = read_lineage(storage, needs_chain=False)
+    if not takeover:
+        _refuse_beside(storage, lineage, ambient, wait_s)
+    number = _publish_claim(storage, ambient, run, lineage.newest + 1, world_size, versions)
+    storage.sync_folder(INCARNATIONS)
+    if not takeover:
+        _look_again(storage, ambient, run, lineage.newest, number, wait_s)
+    return Claim(run, number)
+
+
+def record_resumed(
+    storage: Storage,
+    ambient: Ambient,
+    claim: Claim,
+    *,
+    resumed: str | None,
+    step: int,
+    chain: tuple[LineageLink, ...],
+    refused: tuple[Refusal, ...] = (),
+    branch: bool = False,
+    source: str = "",
+) -> tuple[LineageLink, ...]:
+    """Record what an incarnation resumed from, durably, and return its chain.
+
+    Args:
+        chain: The lineage of the resumed generation; empty for a fresh start.
+
+    Raises:
+        FencedError: A newer incarnation exists.
+
+    Spec: C1.
+    """
+    check_not_fenced(storage, claim)
+    own = (*chain, LineageLink(claim.incarnation, resumed, step))
+    record = ResumedRecord(
+        format=FORMAT_VERSION,
+        run=claim.run,
+        incarnation=claim.incarnation,
+        resumed=resumed,
+        step=step,
+        chain=own,
+        refused=refused,
+        branch=branch,
+        nonce=ambient.token(_NONCE_BYTES),
+        source=source,
+    )
+    publish_record(storage, incarnation_path(claim.incarnation, "resumed.json"), record)
+    storage.sync_folder(INCARNATIONS)
+    return own
+
+
+def check_not_fenced(storage: Storage, claim: Claim) -> None:
+    """Raise `FencedError` when a newer incarnation than ours, not closed, exists.
+
+    Spec: C5.
+    """
+    names = {entry.name for entry in storage.list(INCARNATIONS)}
+    for name in sorted(names):
+        number = parse_incarnation(name)
+        if number is not None and number > claim.incarnation and f"{number:06d}.refused.json" not in names:
+            raise FencedError(
+                "a newer start of the job owns the run",
+                where=storage.url,
+                expected=f"incarnation {claim.incarnation} to be the newest",
+                found=f"incarnation {number}",
+                remedy="Stop this process; the newer one goes on.",
+            )
+
+
+def publish_record(storage: Storage, path: str, record: msgspec.Struct) -> None:
+    """Publish a small record exclusively; on "exists" our own nonce means success.
+
+    Spec: F6.
+    """
+    data = seal(record)
+    try:
+        storage.publish(path, data)
+    except ObjectExistsError:
+        if storage.read(path, limit_bytes=RECORD_LIMIT_BYTES) != data:
+            raise
+
+
+def _ensure_run(storage: Storage, ambient: Ambient) -> str:
+    lineage = read_lineage(storage, needs_chain=False)
+    if lineage.run is not None:
+        return lineage.run
+    storage.make_root()
+    record = RunRecord(
+        format=FORMAT_VERSION,
+        flags=(),
+        run=ambient.token(_NONCE_BYTES),
+        created=utc_text(ambient.now()),
+        nonce=ambient.token(_NONCE_BYTES),
+    )
+    for folder in (INCARNATIONS, GENERATIONS, JOURNAL):
+        storage.make_folder(folder)
+    storage.sync_folder("")
+    try:
+        storage.publish(RUN_RECORD, seal(record))
+    except ObjectExistsError:
+        return unseal(storage.read(RUN_RECORD, limit_bytes=RECORD_LIMIT_BYTES), RunRecord, where=RUN_RECORD).run
+    storage.sync_folder("")
+    return record.run
+
+
+def _publish_claim(
+    storage: Storage, ambient: Ambient, run: str, first: int, world_size: int, versions: dict[str, str]
+) -> int:
+    identity = ambient.process()
+    for number in range(first, MAX_INCARNATION + 1):
+        record = IncarnationRecord(
+            format=FORMAT_VERSION,
+            run=run,
+            incarnation=number,
+            nonce=ambient.token(_NONCE_BYTES),
+            holder=_holder(identity),
+            world_size=world_size,
+            started=utc_text(ambient.now()),
+            versions=versions,
+            elastic_run=ambient.variable("TORCHELASTIC_RUN_ID") or "",
+            elastic_restart=int(ambient.variable("TORCHELASTIC_RESTART_COUNT") or 0),
+        )
+        try:
+            publish_record(storage, incarnation_path(number), record)
+        except ObjectExistsError:
+            continue
+        return number
+    raise RequestError(
+        "a run has used all incarnation numbers", where=storage.url, expected=f"at most {MAX_INCARNATION}"
+    )
+
+
+def _refuse_beside(storage: Storage, lineage: Lineage, ambient: Ambient, wait_s: float) -> None:
+    holder = find_holder(storage, _without_own_elastic_job(lineage, ambient), ambient, wait_s=wait_s)
+    if holder is not None:
+        raise _held(storage, holder)
+
+
+def _look_again(storage: Storage, ambient: Ambient, run: str, seen: int, own: int, wait_s: float) -> None:
+    """Close our claim when a lower one that appeared since we looked is alive."""
+    lineage = read_lineage(storage, needs_chain=False)
+    between = tuple(entry for entry in lineage.incarnations if seen < entry.number < own)
+    holder = find_holder(storage, Lineage(run, between), ambient, wait_s=wait_s)
+    if holder is None:
+        return
+    record = RefusedRecord(
+        format=FORMAT_VERSION, run=run, incarnation=own, reason=str(holder), nonce=ambient.token(_NONCE_BYTES)
+    )
+    publish_record(storage, incarnation_path(own, "refused.json"), record)
+    storage.sync_folder(INCARNATIONS)
+    raise _held(storage, holder)
+
+
+def _without_own_elastic_job(lineage: Lineage, ambient: Ambient) -> Lineage:
+    """Leave out earlier restarts of this same elastic job: its agent has ended them before it restarted us."""
+    job = ambient.variable("TORCHELASTIC_RUN_ID")
+    if not job or job == "none":
+        return lineage
+    restart = int(ambient.variable("TORCHELASTIC_RESTART_COUNT") or 0)
+    others = tuple(
+        entry
+        for entry in lineage.incarnations
+        if entry.record is None or entry.record.elastic_run != job or entry.record.elastic_restart >= restart
+    )
+    return Lineage(lineage.run, others, lineage.chain, lineage.damage)
+
+
+def _held(storage: Storage, holder: FoundHolder) -> FencedError:
+    return FencedError(
+        "another process holds the run",
+        where=storage.url,
+        found=str(holder),
+        remedy="Stop it first, or pass takeover=True to fence it out.",
+    )
+
+
+def _holder(identity: ProcessIdentity) -> Holder:
+    return Holder(identity.host, identity.user, identity.boot, identity.namespace, identity.pid, identity.start)
+
+
+def utc_text(seconds: float) -> str:
+    """Return a time for people to read, in UTC with microseconds."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat()

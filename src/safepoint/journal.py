@@ -1,0 +1,68 @@
+"""The journal: cheap lines that tell how far a run came. Never needed to restore, never synced.
+
+One line of JSON each. A line ``{"step": n}`` is replaced by the next one, so the file grows only with events.
+
+Spec: F8.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from safepoint.errors import CorruptionError, ObjectMissingError
+from safepoint.format.names import journal_path
+from safepoint.storage.base import Storage
+
+_LIMIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSummary:
+    """Tell what an incarnation noted: its last update, and the generations it committed and deleted."""
+
+    last_step: int | None
+    committed: frozenset[str]
+    deleted: frozenset[str]
+
+
+class Journal:
+    """Write one incarnation's journal."""
+
+    def __init__(self, storage: Storage, incarnation: int) -> None:
+        self._appender = storage.append(journal_path(incarnation))
+
+    def update(self, step: int) -> None:
+        """Note that an update was completed."""
+        self._appender.replace_last(b'{"step": %d}' % step)
+
+    def event(self, kind: str, **facts: object) -> None:
+        """Note something that stays: ``committed``, ``deleted``, ``failed``, ``resumed``, ``closed``."""
+        self._appender.append(json.dumps({"event": kind, **facts}).encode("ascii"))
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._appender.close()
+
+
+def read_journal(storage: Storage, incarnation: int) -> JournalSummary:
+    """Return what an incarnation noted. Lines that are torn or foreign are passed over: the journal proves nothing."""
+    try:
+        data = storage.read(journal_path(incarnation), limit_bytes=_LIMIT_BYTES)
+    except (ObjectMissingError, CorruptionError):
+        data = b""
+    steps: list[int] = []
+    named: dict[str, set[str]] = {"committed": set(), "deleted": set()}
+    for line in data.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(entry, dict):
+            continue
+        step, generation = entry.get("step"), entry.get("generation")
+        if type(step) is int:
+            steps.append(step)
+        if isinstance(generation, str) and entry.get("event") in named:
+            named[entry["event"]].add(generation)
+    return JournalSummary(max(steps, default=None), frozenset(named["committed"]), frozenset(named["deleted"]))

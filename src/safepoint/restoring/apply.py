@@ -1,0 +1,67 @@
+"""Apply: set the live objects, in the one order that is right, and read them back.
+
+Modules first; schedulers before optimizers, because the optimizer's hyper-parameters are what the next update uses;
+random streams last, because nothing may draw between their restore and the first batch.
+
+Spec: C11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from safepoint.errors import InternalError
+from safepoint.restoring.validate import SavedState
+from safepoint.state.item import Item, Permits
+from safepoint.state.snapshot import capture_item, digest_state
+
+FIRST = ("module", "scheduler", "optimizer", "scaler")
+LAST = ("torch_generator", "numpy_generator", "python_random", "global_random")
+
+
+def in_order(items: Iterable[Item]) -> list[Item]:
+    """Return items in the order in which they are applied; within a type as registered."""
+    middle = len(FIRST)
+    ranks = {kind: place for place, kind in enumerate((*FIRST, "", *LAST))}
+    return sorted(items, key=lambda item: ranks.get(item.type, middle))
+
+
+def apply(saved: SavedState, items: Sequence[Item], permits: Permits) -> list[str]:
+    """Set all items and return what they deliberately left as it was.
+
+    Spec: C11.
+    """
+    left: list[str] = []
+    for item in in_order(items):
+        left += [f"{item.name}/{name}" for name in item.apply(saved.items[item.name], permits)]
+    return left
+
+
+def read_back(saved: SavedState, items: Sequence[Item], *, changed: frozenset[str]) -> tuple[int, list[str]]:
+    """Capture the live state again and compare its digests with the manifest's.
+
+    Args:
+        changed: Items in which a permitted difference makes the live state another one.
+
+    Returns:
+        How many items are equal, and notes on items whose own `state_dict` does not return what they were given.
+
+    Raises:
+        InternalError: An item that safepoint itself sets is not what was saved.
+
+    Spec: C11.
+    """
+    equal, notes = 0, []
+    for item in items:
+        if item.name in changed:
+            continue
+        found, stated = digest_state(capture_item(item)), saved.manifest.items[item.name].digest
+        if found == stated:
+            equal += 1
+        elif item.type == "stateful":
+            notes.append(f"{item.name}: its state_dict() differs from what its load_state_dict() was given")
+        else:
+            raise InternalError(
+                "a restored item is not what was saved", where=item.name, expected=f"digest {stated}", found=found
+            )
+    return equal, notes

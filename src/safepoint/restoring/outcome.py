@@ -1,0 +1,58 @@
+"""What a restore reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from safepoint.contract import Promise, Reason
+from safepoint.format.records import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """Say what was restored, which promise holds, and everything that was noticed.
+
+    `step` is the number of completed updates that the run goes on from; `generation` is None for a fresh start.
+    `replayed` is the number of updates that earlier starts are known to have done after that step and that are done
+    again. `left_fresh` names what was not restored, on request. Durations are in seconds.
+    """
+
+    step: int
+    generation: str | None
+    promise: Promise
+    refused: tuple[Refusal, ...] = ()
+    superseded: tuple[str, ...] = ()
+    replayed: int = 0
+    checks: tuple[str, ...] = ()
+    left_fresh: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    durations_s: Mapping[str, float] | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return whether nothing was restored and the run begins at step 0."""
+        return self.generation is None
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Return everything that differs from the save."""
+        return self.promise.reasons
+
+    def __str__(self) -> str:
+        if self.is_fresh:
+            lines = ["fresh start: no checkpoint was found, the run begins at step 0"]
+        else:
+            lines = [f"restored step {self.step} ({self.generation})", f"promise: {self.promise.level}"]
+        lines += [f"  {reason}" for reason in self.reasons]
+        lines += [f"refused {entry.generation}/{entry.file}: {entry.reason}" for entry in self.refused]
+        if self.replayed:
+            lines.append(f"{self.replayed} updates were done after this step and will be done again")
+        if self.superseded:
+            lines.append(f"superseded: {', '.join(self.superseded)}")
+        if self.left_fresh:
+            lines.append(f"left fresh: {', '.join(self.left_fresh)}")
+        lines += self.notes
+        if self.checks:
+            lines.append("checked: " + "; ".join(self.checks))
+        return "\n".join(lines)

@@ -1,0 +1,162 @@
+"""Restore: select → validate → plan → read → apply.
+
+Nothing live is touched before a candidate has passed everything that can be known without its data. A candidate that
+turns out damaged while it is read has filled some targets already: the next older one is restored over them. When
+there is no next one, the live objects hold a mixture, and the error says so.
+
+Spec: C10, C11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from safepoint.ambient import Ambient
+from safepoint.catalog import Generation, Lineage, list_generations
+from safepoint.contract import Contract, Promise, Reason, check_contract, judge
+from safepoint.errors import CorruptionError, InternalError, ObjectMissingError
+from safepoint.format.manifest import Conditions, Manifest
+from safepoint.format.names import generation_path
+from safepoint.format.records import Refusal
+from safepoint.restoring.apply import apply, in_order, read_back
+from safepoint.restoring.match import Choice, Match, match
+from safepoint.restoring.plan import plan_reads
+from safepoint.restoring.read import read
+from safepoint.restoring.select import Wish, nothing_found, select
+from safepoint.restoring.validate import SavedState, validate
+from safepoint.state.item import Item, Permits
+from safepoint.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreContext:
+    """Hold what a restore works with.
+
+    `conditions` are those of now; None compares nothing (reading a run without being it). `further` gives reasons that
+    only the caller knows. `on_touch` is called just before the first live object is written to.
+    """
+
+    storage: Storage
+    ambient: Ambient
+    items: Mapping[str, Item]
+    contract: Contract
+    conditions: Conditions | None
+    further: Callable[[Manifest], Sequence[Reason]] = lambda manifest: ()
+    on_touch: Callable[[], None] = lambda: None
+    reads_back: bool = True
+
+
+@dataclass(slots=True)
+class Restored:
+    """Collect what a restore found and did; `saved` is None for a fresh start."""
+
+    saved: SavedState | None = None
+    promise: Promise = field(default_factory=lambda: Promise("exact"))
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    superseded: tuple[str, ...] = ()
+    left_fresh: tuple[str, ...] = ()
+    checks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    durations_s: dict[str, float] = field(default_factory=dict)
+
+
+def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choice) -> Restored:
+    """Restore the newest good checkpoint, or the step that was asked for, into the live items.
+
+    Raises:
+        NotFoundError: Nothing matches, and a step was asked for or something is required.
+        CorruptionError: Only damaged checkpoints are there.
+        MismatchError: The chosen one does not fit; nothing was touched.
+        ContractError: The chosen one keeps less than the contract asks for; nothing was touched.
+
+    Spec: C10, C11.
+    """
+    outcome = Restored()
+    while True:
+        started = context.ambient.monotonic()
+        generation, met = select(context.storage, lineage, wish, outcome.refused)
+        outcome.refused.update({refusal.generation: refusal for refusal in met})
+        outcome.durations_s["select"] = context.ambient.monotonic() - started
+        if generation is None:
+            nothing_found(context.storage, lineage, wish, outcome.refused)
+            return outcome
+        try:
+            _restore_one(context, generation, choice, outcome)
+        except (CorruptionError, ObjectMissingError) as exc:
+            outcome.refused[generation.text] = _refusal(generation, exc)
+            continue
+        outcome.superseded = _superseded(context.storage, lineage, generation)
+        return outcome
+
+
+def _restore_one(context: RestoreContext, generation: Generation, choice: Choice, outcome: Restored) -> None:
+    if generation.manifest is None:
+        raise InternalError("a committed generation has no manifest", where=generation.text)
+    clock = context.ambient.monotonic
+    times = [clock()]
+
+    saved = validate(context.storage, generation.manifest)
+    matched = match(saved, context.items, choice, context.contract.words)
+    promise = _promise(context, saved, matched)
+    times.append(clock())
+
+    permits = Permits(context.contract.words, context.contract.current)
+    targets = {item.name: item.targets(saved.items[item.name], permits) for item in matched.items}
+    reads = plan_reads(saved, targets)
+    context.on_touch()
+    size_bytes = read(context.storage, reads)
+    times.append(clock())
+
+    left = apply(saved, matched.items, permits)
+    times.append(clock())
+    outcome.saved, outcome.promise = saved, promise
+    outcome.left_fresh = (*matched.left_fresh, *left)
+    outcome.checks = [
+        f"manifest, index and header of {generation.text}",
+        f"{len(reads)} tensors, {size_bytes} bytes, each chunk by digest on arrival",
+    ]
+    if context.reads_back:
+        changed = frozenset(
+            reason.word.split(".")[0] for reason in promise.reasons if reason.word in context.contract.words
+        )
+        equal, notes = read_back(saved, in_order(matched.items), changed=changed | _with_scheduler(context, promise))
+        outcome.notes += notes
+        outcome.checks.append(f"{equal} of {len(matched.items)} items read back equal")
+    times.append(clock())
+    phases = ("validate", "read", "apply", "read back")
+    outcome.durations_s.update({name: times[n + 1] - times[n] for n, name in enumerate(phases)})
+
+
+def _promise(context: RestoreContext, saved: SavedState, matched: Match) -> Promise:
+    """Return the promise, or raise `ContractError` when it is less than the contract asks for."""
+    reasons = [*matched.reasons, *context.further(saved.manifest)]
+    if context.conditions is None:
+        return Promise("approximate", tuple(reasons))
+    judged = judge(saved.manifest.conditions, context.conditions)
+    told = {reason.word for reason in judged.reasons}
+    fresh = [reason for reason in reasons if reason.word not in told]
+    promise = judge(saved.manifest.conditions, context.conditions, further=fresh)
+    asked_for = {reason.word for reason in matched.reasons if reason.word.endswith(".skipped")}
+    contract = Contract(context.contract.level, context.contract.permit | asked_for)  # type: ignore[operator]
+    check_contract(contract, promise, where=saved.manifest.generation)
+    return promise
+
+
+def _with_scheduler(context: RestoreContext, promise: Promise) -> frozenset[str]:
+    """Return the schedulers and optimizers when a schedule's permitted change makes their state another one."""
+    if not any(reason.word == "scheduler" for reason in promise.reasons):
+        return frozenset()
+    return frozenset(name for name, item in context.items.items() if item.type in ("scheduler", "optimizer"))
+
+
+def _refusal(generation: Generation, error: CorruptionError | ObjectMissingError) -> Refusal:
+    file = error.where.split(":")[0].removeprefix(generation_path(generation.text) + "/")
+    return Refusal(generation.text, file, str(error))
+
+
+def _superseded(storage: Storage, lineage: Lineage, chosen: Generation) -> tuple[str, ...]:
+    """Return the live generations that are newer than the chosen one: going on from it leaves them behind."""
+    return tuple(
+        str(name) for name in list_generations(storage) if lineage.is_live(name) and name.step > chosen.name.step
+    )

@@ -1,0 +1,135 @@
+"""Select: choose the newest usable checkpoint on the live lineage, or the step that was asked for.
+
+Spec: C10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from safepoint.catalog import Generation, GenerationState, Lineage, examine, list_generations
+from safepoint.errors import CorruptionError, NotFoundError, RequestError
+from safepoint.format.names import GenerationName
+from safepoint.format.records import Refusal
+from safepoint.journal import read_journal
+from safepoint.storage.base import Storage
+
+_USABLE = (GenerationState.COMMITTED,)
+_USABLE_BY_BRANCH = (GenerationState.COMMITTED, GenerationState.SUPERSEDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Say which checkpoint is wanted: the newest good one, or that of a step.
+
+    With `branch` an older or superseded step may be chosen; what is newer on the lineage then becomes superseded. With
+    `required` finding nothing is an error.
+    """
+
+    step: int | None = None
+    branch: bool = False
+    required: bool = False
+
+
+def select(
+    storage: Storage, lineage: Lineage, wish: Wish, refused: Mapping[str, Refusal]
+) -> tuple[Generation | None, list[Refusal]]:
+    """Return the next candidate, newest first, and the refusals met on the way to it.
+
+    Args:
+        refused: Generations found unusable before, by name; they are passed over.
+
+    Raises:
+        RequestError: The step is older than the newest checkpoint, and `branch` was not said.
+
+    Spec: C10.
+    """
+    met: list[Refusal] = []
+    newer: GenerationName | None = None
+    for name in list_generations(storage):
+        is_wanted = wish.step is None or name.step == wish.step
+        if str(name) in refused or (not is_wanted and wish.branch):
+            continue
+        if not wish.branch and not lineage.is_live(name):
+            continue
+        if not is_wanted and newer is not None:
+            continue
+        generation = examine(storage, name, lineage)
+        if not is_wanted:
+            if generation.state in _USABLE and wish.step is not None and name.step > wish.step:
+                newer = name
+            continue
+        if generation.state in (_USABLE_BY_BRANCH if wish.branch else _USABLE):
+            if newer is not None:
+                raise _needs_branch(storage, name, newer)
+            return generation, met
+        if generation.refusal is not None:
+            met.append(generation.refusal)
+    return None, met
+
+
+def nothing_found(storage: Storage, lineage: Lineage, wish: Wish, refused: Mapping[str, Refusal]) -> None:
+    """Return when a fresh start is right; otherwise raise what says why it is not.
+
+    Raises:
+        NotFoundError: A step was asked for, or a checkpoint is required, and there is none.
+        CorruptionError: There are checkpoints, or there were, and none can be used.
+
+    Spec: C10.
+    """
+    damaged = [refusal for refusal in refused.values() if _was_committed(storage, refusal)]
+    lost = _lost_generations(storage, lineage, refused) if wish.step is None else []
+    if damaged or lost:
+        reasons = [f"{refusal.generation}/{refusal.file}: {refusal.reason}" for refusal in damaged]
+        reasons += [f"{name}: committed according to the journal, and not there" for name in lost]
+        raise CorruptionError(
+            "no checkpoint of the run can be used",
+            where=storage.url,
+            found="\n  - " + "\n  - ".join(reasons),
+            remedy="Nothing was changed. Repair the storage or bring back a copy; to begin anew, say restart=True.",
+        )
+    if wish.step is None and not wish.required:
+        return
+    steps = sorted({name.step for name in list_generations(storage)})
+    raise NotFoundError(
+        "no checkpoint matches",
+        where=storage.url,
+        expected="any committed checkpoint" if wish.step is None else f"a committed checkpoint of step {wish.step}",
+        found=f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint",
+        remedy="Nothing was created. Check the path and the step: `safepoint ls` lists what is there.",
+    )
+
+
+def _was_committed(storage: Storage, refusal: Refusal) -> bool:
+    """Return whether a refused generation had been published, as far as can be told.
+
+    A folder without a manifest is a save that was never completed, unless the journal says otherwise.
+    """
+    name = GenerationName.parse(refusal.generation)
+    if name is None or "never completed" not in refusal.reason:
+        return True
+    return refusal.generation in read_journal(storage, name.incarnation).committed
+
+
+def _lost_generations(storage: Storage, lineage: Lineage, refused: Mapping[str, Refusal]) -> list[str]:
+    """Return generations that journals and resumed records name, which were not deleted by us and are gone."""
+    named: set[str] = set()
+    deleted: set[str] = set()
+    for incarnation in lineage.incarnations:
+        journal = read_journal(storage, incarnation.number)
+        named |= journal.committed
+        deleted |= journal.deleted
+    named |= {link.resumed for link in lineage.chain if link.resumed is not None}
+    present = {str(name) for name in list_generations(storage)}
+    return sorted(named - deleted - present - set(refused))
+
+
+def _needs_branch(storage: Storage, name: GenerationName, newer: GenerationName) -> RequestError:
+    return RequestError(
+        "the step asked for is older than the newest checkpoint",
+        where=storage.url,
+        expected=f"step {newer.step}",
+        found=f"step {name.step}",
+        remedy="To go back on purpose say branch=True; the newer checkpoints then become superseded.",
+    )
