@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.faults.disk import SimulatedDisk
+from safepoint.faults.script import FaultScript
+from safepoint.faults.storage import FaultyStorage
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.storage import StorageConformance
@@ -23,3 +26,13 @@ class TestLocalStorage(StorageConformance):
 
     def make_storage(self) -> LocalStorage:
         return LocalStorage(self._folder / "above" / "run")
+
+
+class TestSimulatedDisk(StorageConformance):
+    def make_storage(self) -> SimulatedDisk:
+        return SimulatedDisk()
+
+
+class TestFaultyStorageWithoutFaults(StorageConformance):
+    def make_storage(self) -> FaultyStorage:
+        return FaultyStorage(MemoryStorage(), FaultScript())
