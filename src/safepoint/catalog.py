@@ -12,11 +12,11 @@ Spec: C8, C9.
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from dataclasses import dataclass
+from typing import TypeVar
 
 from safepoint.errors import CorruptionError, FormatVersionError, ObjectMissingError
-from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, RECORD_LIMIT_BYTES, Record, unseal
+from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, RECORD_LIMIT_BYTES, Record, check_seal, unseal
 from safepoint.format.manifest import Manifest, decode_manifest
 from safepoint.format.names import (
     GENERATIONS,
@@ -24,10 +24,11 @@ from safepoint.format.names import (
     MANIFEST,
     RUN_RECORD,
     TOMBSTONE,
+    VERIFIED,
     GenerationName,
     generation_path,
     incarnation_path,
-    parse_incarnation,
+    parse_incarnation_file,
 )
 from safepoint.format.records import (
     IncarnationRecord,
@@ -37,9 +38,13 @@ from safepoint.format.records import (
     ResumedRecord,
     RunRecord,
     TombstoneRecord,
+    VerifiedRecord,
+    check_resumed,
+    is_on_chain,
 )
-from safepoint.format.version import check_version
 from safepoint.storage.base import Storage
+
+Start = TypeVar("Start", IncarnationRecord, ResumedRecord, RefusedRecord)
 
 
 class GenerationState(enum.Enum):
@@ -71,7 +76,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """Hold what was found of one start of the job; an undecodable record is a taken number (`record` is None)."""
+    """Hold what was found of one start of the job; one whose record is lost is a taken number (`record` is None)."""
 
     number: int
     record: IncarnationRecord | None
@@ -101,11 +106,12 @@ class Lineage:
 
         Spec: C9.
         """
-        for index, link in enumerate(self.chain):
-            if link.incarnation == name.incarnation:
-                following = self.chain[index + 1 :]
-                return not following or name.step <= following[0].step
-        return False
+        return is_on_chain(self.chain, incarnation=name.incarnation, step=name.step)
+
+    @property
+    def owner(self) -> int:
+        """Return the highest number whose claim was not refused; 0 for none."""
+        return max((entry.number for entry in self.incarnations if entry.refused is None), default=0)
 
     @property
     def resumed(self) -> str | None:
@@ -113,8 +119,11 @@ class Lineage:
         return self.chain[-1].resumed if self.chain else None
 
 
-def read_lineage(storage: Storage) -> Lineage:
+def read_lineage(storage: Storage, *, needs_chain: bool = True) -> Lineage:
     """Return the run's identity, its incarnations and the live chain.
+
+    Args:
+        needs_chain: Whether a chain that cannot be told is an error; else the chain is then empty.
 
     Raises:
         CorruptionError: The newest resumed record cannot be read and no manifest tells its chain.
@@ -123,25 +132,31 @@ def read_lineage(storage: Storage) -> Lineage:
     Spec: C9.
     """
     damage: list[Refusal] = []
-    incarnations = []
-    for number in sorted(list_incarnations(storage)):
-        record = _read(storage, incarnation_path(number), IncarnationRecord, damage)
-        resumed = _read(storage, incarnation_path(number, "resumed.json"), ResumedRecord, damage)
-        refused = _read(storage, incarnation_path(number, "refused.json"), RefusedRecord, damage)
-        incarnations.append(Incarnation(number, record, resumed, refused))
-    run = _run_identity(storage, incarnations, damage)
-    chain = _live_chain(storage, incarnations, run, damage)
+    generations = list_generations(storage)
+    incarnations = [_incarnation(storage, number, damage) for number in list_incarnations(storage)]
+    run = _run_identity(storage, incarnations, generations, damage)
+    incarnations += _lost_incarnations(storage, incarnations, generations, run, damage)
+    incarnations.sort(key=lambda entry: entry.number)
+    try:
+        chain = _live_chain(storage, incarnations, generations, run, damage)
+    except CorruptionError:
+        if needs_chain:
+            raise
+        chain = ()
     return Lineage(run, tuple(incarnations), chain, tuple(damage))
 
 
 def list_incarnations(storage: Storage) -> list[int]:
-    """Return the claimed numbers, in order; a listing only, nothing is opened."""
-    numbers = (parse_incarnation(entry.name) for entry in storage.list(INCARNATIONS) if not entry.is_folder)
-    return sorted(number for number in numbers if number is not None)
+    """Return the claimed numbers, in order; a listing only, nothing is opened.
+
+    Any file of an incarnation shows that its number is taken, also when its record was lost.
+    """
+    numbers = (parse_incarnation_file(entry.name) for entry in storage.list(INCARNATIONS) if not entry.is_folder)
+    return sorted({number for number in numbers if number is not None})
 
 
 def list_generations(storage: Storage) -> list[GenerationName]:
-    """Return the names of all generations, newest step first; of two with one step the later incarnation first.
+    """Return the names of all generations, newest step first; of two with one step the later one first.
 
     Folders whose names are not ours are left out: they are never read and never deleted.
     """
@@ -163,7 +178,7 @@ def examine(storage: Storage, name: GenerationName, lineage: Lineage) -> Generat
     try:
         data = storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES)
     except ObjectMissingError:
-        return _without_manifest(name, lineage)
+        return _without_manifest(storage, name, lineage)
     except CorruptionError as exc:
         return _damaged(name, MANIFEST, exc)
     try:
@@ -173,13 +188,14 @@ def examine(storage: Storage, name: GenerationName, lineage: Lineage) -> Generat
     if lineage.run is not None and manifest.run != lineage.run:
         foreign = CorruptionError("the manifest belongs to another run", expected=lineage.run, found=manifest.run)
         return _damaged(name, MANIFEST, foreign)
+    # Before its objects are looked at: a sweep that was cut short has left some of them.
+    tombstone = read_tombstone(storage, text, lineage)
+    if tombstone is not None:
+        return Generation(name, GenerationState.DELETED, manifest, tombstone=tombstone)
     for reference in manifest.objects:
         refusal = _missing_object(storage, text, reference.generation, reference.name, reference.size_bytes)
         if refusal is not None:
             return Generation(name, GenerationState.DAMAGED, manifest, refusal)
-    tombstone = _tombstone(storage, text, lineage)
-    if tombstone is not None:
-        return Generation(name, GenerationState.DELETED, manifest, tombstone=tombstone)
     state = GenerationState.COMMITTED if lineage.is_live(name) else GenerationState.SUPERSEDED
     return Generation(name, state, manifest)
 
@@ -195,9 +211,36 @@ def examine_all(storage: Storage, lineage: Lineage) -> list[Generation]:
     return found
 
 
-def _without_manifest(name: GenerationName, lineage: Lineage) -> Generation:
-    in_flight = name.incarnation >= lineage.newest
-    state = GenerationState.PENDING if in_flight else GenerationState.ABANDONED
+def read_tombstone(storage: Storage, generation: str, lineage: Lineage) -> TombstoneRecord | None:
+    """Return a generation's tombstone if it is valid: by an incarnation on the chain, not on what was resumed last.
+
+    Spec: C9.
+    """
+    record = _read(storage, generation_path(generation, TOMBSTONE), TombstoneRecord, [])
+    if record is None or record.generation != generation or record.run != lineage.run:
+        return None
+    on_chain = any(link.incarnation == record.incarnation for link in lineage.chain)
+    return record if on_chain and generation != lineage.resumed else None
+
+
+def read_verified(storage: Storage, generation: str) -> VerifiedRecord | None:
+    """Return the note that every byte of a generation was read back, if it speaks of the manifest that stands there."""
+    record = _read(storage, generation_path(generation, VERIFIED), VerifiedRecord, [])
+    if record is None or record.generation != generation:
+        return None
+    path = generation_path(generation, MANIFEST)
+    try:
+        digest = check_seal(storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES), where=path)
+    except (ObjectMissingError, CorruptionError):
+        return None
+    return record if record.manifest == digest else None
+
+
+def _without_manifest(storage: Storage, name: GenerationName, lineage: Lineage) -> Generation:
+    tombstone = read_tombstone(storage, str(name), lineage)
+    if tombstone is not None:
+        return Generation(name, GenerationState.DELETED, tombstone=tombstone)
+    state = GenerationState.PENDING if name.incarnation >= lineage.owner else GenerationState.ABANDONED
     reason = "no manifest: the save was never completed"
     return Generation(name, state, refusal=Refusal(str(name), MANIFEST, reason))
 
@@ -219,42 +262,92 @@ def _missing_object(storage: Storage, generation: str, owner: str, name: str, si
     return None
 
 
-def _tombstone(storage: Storage, generation: str, lineage: Lineage) -> TombstoneRecord | None:
-    """Return a generation's tombstone if it is valid: by an incarnation on the chain, not on what was resumed last."""
-    record = _read(storage, generation_path(generation, TOMBSTONE), TombstoneRecord, [])
-    if record is None or record.generation != generation or record.run != lineage.run:
-        return None
-    on_chain = any(link.incarnation == record.incarnation for link in lineage.chain)
-    return record if on_chain and generation != lineage.resumed else None
-
-
 def _read(storage: Storage, path: str, kind: type[Record], damage: list[Refusal]) -> Record | None:
     """Return a small record, or None when it is absent or, then noted as damage, undecodable."""
     try:
-        data = storage.read(path, limit_bytes=RECORD_LIMIT_BYTES)
-        record = unseal(data, kind, where=path)
+        return unseal(storage.read(path, limit_bytes=RECORD_LIMIT_BYTES), kind, where=path)
     except ObjectMissingError:
         return None
     except CorruptionError as exc:
         damage.append(Refusal("", path, str(exc)))
         return None
-    check_version(getattr(record, "format", 1), (), where=path)
+
+
+def _manifest_of(storage: Storage, name: GenerationName, run: str | None) -> Manifest | None:
+    """Return a generation's manifest if it can be read and belongs to the run (to any, for None)."""
+    path = generation_path(str(name), MANIFEST)
+    try:
+        data = storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES)
+        manifest = decode_manifest(data, where=path, generation=str(name))
+    except (ObjectMissingError, CorruptionError, FormatVersionError):
+        return None
+    return manifest if run is None or manifest.run == run else None
+
+
+def _incarnation(storage: Storage, number: int, damage: list[Refusal]) -> Incarnation:
+    record = _read_own(storage, number, "json", IncarnationRecord, damage)
+    if record is None:
+        _note_missing(damage, incarnation_path(number))
+    resumed = _read_own(storage, number, "resumed.json", ResumedRecord, damage)
+    return Incarnation(number, record, resumed, _read_own(storage, number, "refused.json", RefusedRecord, damage))
+
+
+def _read_own(storage: Storage, number: int, suffix: str, kind: type[Start], damage: list[Refusal]) -> Start | None:
+    """Return a record of one start; one that speaks of another start, or contradicts itself, is damage."""
+    path = incarnation_path(number, suffix)
+    record = _read(storage, path, kind, damage)
+    if record is None:
+        return None
+    if record.incarnation != number:
+        damage.append(Refusal("", path, f"the record belongs to incarnation {record.incarnation}"))
+        return None
+    try:
+        if isinstance(record, ResumedRecord):
+            check_resumed(record, where=path)
+    except CorruptionError as exc:
+        damage.append(Refusal("", path, str(exc)))
+        return None
     return record
 
 
-def _run_identity(storage: Storage, incarnations: list[Incarnation], damage: list[Refusal]) -> str | None:
+def _note_missing(damage: list[Refusal], path: str) -> None:
+    if not any(entry.file == path for entry in damage):
+        damage.append(Refusal("", path, "the file is missing"))
+
+
+def _lost_incarnations(
+    storage: Storage,
+    incarnations: list[Incarnation],
+    generations: list[GenerationName],
+    run: str | None,
+    damage: list[Refusal],
+) -> list[Incarnation]:
+    """Return the starts of which only a manifest of this run is left: their numbers are taken all the same."""
+    known = {entry.number for entry in incarnations}
+    lost = []
+    for number in sorted({name.incarnation for name in generations} - known):
+        if run is not None and _chain_from_manifests(storage, generations, number, run) is not None:
+            _note_missing(damage, incarnation_path(number))
+            lost.append(Incarnation(number, None, None, None))
+    return lost
+
+
+def _run_identity(
+    storage: Storage, incarnations: list[Incarnation], generations: list[GenerationName], damage: list[Refusal]
+) -> str | None:
     """Return the run's id: from its record, or, when that cannot be read, the one all other records agree on."""
     record = _read(storage, RUN_RECORD, RunRecord, damage)
-    if record is not None:
-        check_version(record.format, record.flags, where=RUN_RECORD)
-    claimed = Counter(entry.record.run for entry in incarnations if entry.record is not None)
-    claimed.update(entry.resumed.run for entry in incarnations if entry.resumed is not None)
+    claimed = {entry.record.run for entry in incarnations if entry.record is not None}
+    claimed |= {entry.resumed.run for entry in incarnations if entry.resumed is not None}
     if record is None and not claimed:
-        return None
-    if record is not None and (not claimed or set(claimed) == {record.run}):
-        return record.run
-    if record is None and len(claimed) == 1:
-        return next(iter(claimed))
+        manifests = (_manifest_of(storage, name, None) for name in generations)
+        claimed = {manifest.run for manifest in manifests if manifest is not None}
+    if record is None and claimed:
+        _note_missing(damage, RUN_RECORD)
+    if record is not None:
+        claimed.add(record.run)
+    if len(claimed) <= 1:
+        return next(iter(claimed), None)
     raise CorruptionError(
         "the folder holds records of different runs",
         where=RUN_RECORD,
@@ -265,33 +358,42 @@ def _run_identity(storage: Storage, incarnations: list[Incarnation], damage: lis
 
 
 def _live_chain(
-    storage: Storage, incarnations: list[Incarnation], run: str | None, damage: list[Refusal]
+    storage: Storage,
+    incarnations: list[Incarnation],
+    generations: list[GenerationName],
+    run: str | None,
+    damage: list[Refusal],
 ) -> tuple[LineageLink, ...]:
-    """Return the chain of the newest incarnation that recorded what it resumed."""
-    undecodable = {entry.file for entry in damage}
-    for entry in reversed(incarnations):
-        if entry.resumed is not None:
-            return entry.resumed.chain
-        path = incarnation_path(entry.number, "resumed.json")
-        if path in undecodable:
-            return _chain_from_manifests(storage, entry.number, path, run)
-    return ()
+    """Return the chain of the newest incarnation that recorded what it resumed.
 
-
-def _chain_from_manifests(storage: Storage, number: int, path: str, run: str | None) -> tuple[LineageLink, ...]:
-    """Rebuild what an incarnation resumed from one of its own manifests.
+    Nothing saves before it has recorded that, so a manifest without such a record shows that the record was lost.
 
     Spec: C9.
     """
-    for name in list_generations(storage):
-        if name.incarnation != number:
+    for entry in reversed(incarnations):
+        if entry.refused is not None:
             continue
-        everything = Lineage(run, chain=(LineageLink(number, None, 0),))
-        found = examine(storage, name, everything)
-        if found.manifest is not None and found.manifest.run == run:
-            return found.manifest.lineage
-    raise CorruptionError(
-        "the record of what the newest start resumed from cannot be read, and no checkpoint of that start tells it",
-        where=path,
-        remedy="Choose a checkpoint yourself: restore(step=..., branch=True).",
-    )
+        if entry.resumed is not None:
+            return entry.resumed.chain
+        path = incarnation_path(entry.number, "resumed.json")
+        chain = _chain_from_manifests(storage, generations, entry.number, run)
+        if chain is not None:
+            _note_missing(damage, path)
+            return chain
+        if any(damaged.file == path for damaged in damage):
+            raise CorruptionError(
+                "what the newest start resumed from cannot be read, and no checkpoint of that start tells it",
+                where=path,
+                remedy="Choose a checkpoint yourself: restore(step=..., branch=True).",
+            )
+    return ()
+
+
+def _chain_from_manifests(
+    storage: Storage, generations: list[GenerationName], number: int, run: str | None
+) -> tuple[LineageLink, ...] | None:
+    for name in generations:
+        manifest = _manifest_of(storage, name, run) if name.incarnation == number else None
+        if manifest is not None:
+            return manifest.lineage
+    return None

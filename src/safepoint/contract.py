@@ -21,7 +21,8 @@ Keep = Literal["saved", "current"]
 
 LEVELS: tuple[Level, ...] = ("approximate", "same_data", "exact")
 WORDS = frozenset(
-    "world_size global_batch accumulation workers versions device determinism dataset config scheduler rng probe".split()
+    {"world_size", "global_batch", "accumulation", "workers", "versions", "device", "determinism", "dataset"}
+    | {"config", "scheduler", "rng", "probe"}
 )
 _VERSIONS = frozenset({"python", "implementation", "torch", "numpy", "cuda", "cudnn", "safepoint"})
 _DEVICE = frozenset({"device", "device_name", "cpu_capability", "machine", "threads", "interop_threads"})
@@ -36,13 +37,14 @@ class Permit:
 
 
 def permit(word: str, *, keep: Keep) -> Permit:
-    """Permit a difference: with ``keep="saved"`` the checkpoint's value is restored, with ``"current"`` the live one stays.
+    """Permit a difference: ``keep="saved"`` restores the checkpoint's value, ``"current"`` leaves the live one.
 
     Raises:
         RequestError: The word or the side is not one there is.
     """
     if keep not in ("saved", "current"):
-        raise RequestError("a permit keeps one of two sides", where=word, expected="'saved' or 'current'", found=repr(keep))
+        sides = "'saved' or 'current'"
+        raise RequestError("a permit keeps one of two sides", where=str(word), expected=sides, found=repr(keep))
     return Permit(_check_word(word), keep)
 
 
@@ -53,9 +55,10 @@ class Contract:
     Args:
         level: ``exact``, ``same_data`` or ``approximate``; a restore that can only keep less refuses.
         permit: Words of differences that are accepted although they lower the promise: ``world_size``,
-            ``global_batch``, ``accumulation``, ``workers``, ``versions``, ``device``, ``determinism``, ``dataset``, ``config``,
-            ``scheduler``, ``rng``, ``probe``, and ``<item>.<what>`` such as ``model.added`` or ``optimizer.lr``. A bare
-            hyper-parameter such as ``optimizer.lr`` keeps the current value; `permit(word, keep=...)` says otherwise.
+            ``global_batch``, ``accumulation``, ``workers``, ``versions``, ``device``, ``determinism``, ``dataset``,
+            ``config``, ``scheduler``, ``rng``, ``probe``, and ``<item>.<what>`` such as ``model.added`` or
+            ``optimizer.lr``. A bare hyper-parameter such as ``optimizer.lr`` keeps the current value;
+            `permit(word, keep=...)` says otherwise.
 
     Raises:
         RequestError: An unknown level or word.
@@ -68,7 +71,8 @@ class Contract:
         if self.level not in LEVELS:
             raise RequestError("a contract has an unknown level", expected=", ".join(LEVELS), found=repr(self.level))
         if isinstance(self.permit, str):
-            raise RequestError("a contract's permits are a set of words", expected="{'versions'}", found=repr(self.permit))
+            words = f"{{{self.permit!r}}}"
+            raise RequestError("a contract's permits are a set of words", expected=words, found=repr(self.permit))
         permits = frozenset(
             entry if isinstance(entry, Permit) else Permit(_check_word(entry), "current" if "." in entry else "saved")
             for entry in self.permit
@@ -137,12 +141,11 @@ def check_contract(contract: Contract, promise: Promise, *, where: str) -> None:
     """Raise `ContractError` when a reason lowers the promise below the contract and is not permitted."""
     asked = LEVELS.index(contract.level)
     refused = [
-        reason
-        for reason in promise.reasons
-        if LEVELS.index(reason.level) < asked and reason.word not in contract.words
+        reason for reason in promise.reasons if LEVELS.index(reason.level) < asked and reason.word not in contract.words
     ]
     if not refused:
         return
+    words = ", ".join(sorted({repr(reason.word) for reason in refused}))
     raise ContractError(
         "the continued run would not be the run that was saved",
         where=where,
@@ -150,7 +153,7 @@ def check_contract(contract: Contract, promise: Promise, *, where: str) -> None:
         found=lowest(reason.level for reason in refused),
         differences=[Difference(reason.word, reason.subject, reason.saved, reason.current) for reason in refused],
         remedy="Nothing was changed. Undo the change, or accept it with "
-        f"Contract(level={contract.level!r}, permit={{{', '.join(sorted({repr(reason.word) for reason in refused}))}}}).",
+        f"Contract(level={contract.level!r}, permit={{{words}}}).",
     )
 
 
@@ -176,7 +179,7 @@ def configuration_reasons(saved: Mapping[str, Any], current: Mapping[str, Any]) 
 
 def differing_leaves(saved: Any, current: Any, place: str = "") -> list[tuple[str, str, str]]:
     """Return (place, saved, current) for each leaf in which two JSON trees differ; an absent one reads ``absent``."""
-    if saved == current and type(saved) is type(current):
+    if _are_same(saved, current):
         return []
     if isinstance(saved, dict) and isinstance(current, dict) and not _is_tagged(saved) and not _is_tagged(current):
         found = []
@@ -203,9 +206,22 @@ def plain_text(form: Any) -> str:
     if isinstance(form, dict) and _is_tagged(form):
         ((tag, payload),) = form.items()
         return f"{tag[1:]} {plain_text(payload)}"
+    if isinstance(form, dict):
+        return "{" + ", ".join(f"{key!r}: {plain_text(value)}" for key, value in form.items()) + "}"
     if isinstance(form, list):
         return "[" + ", ".join(plain_text(element) for element in form) + "]"
     return repr(form)
+
+
+def _are_same(saved: Any, current: Any) -> bool:
+    """Compare two JSON trees by type and value: 1 and true are equal to Python, and not to a reader."""
+    if type(saved) is not type(current):
+        return False
+    if isinstance(saved, dict):
+        return saved.keys() == current.keys() and all(_are_same(saved[key], current[key]) for key in saved)
+    if isinstance(saved, list):
+        return len(saved) == len(current) and all(map(_are_same, saved, current))
+    return bool(saved == current)
 
 
 def _is_tagged(form: dict[str, Any]) -> bool:
@@ -243,9 +259,8 @@ def _environment_reasons(saved: Mapping[str, str], current: Mapping[str, str]) -
 
 
 def _tree_reasons(word: str, level: Level, subject: str, saved: Any, current: Any) -> list[Reason]:
-    return [
-        Reason(word, level, f"{subject} {place}".rstrip(), old, new) for place, old, new in differing_leaves(saved, current)
-    ]
+    leaves = differing_leaves(saved, current)
+    return [Reason(word, level, f"{subject} {place}".rstrip(), old, new) for place, old, new in leaves]
 
 
 def _check_word(word: object) -> str:

@@ -5,13 +5,12 @@ Spec: F3, F4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
 
 from safepoint.errors import CorruptionError
-from safepoint.format.digest import digest_bytes, digest_file, is_digest
+from safepoint.format.digest import digest_file, is_digest
 from safepoint.format.dtypes import DTYPES
 from safepoint.format.encoding import unseal
 from safepoint.format.extent import check_shape, element_count
@@ -99,18 +98,6 @@ def decode_index(data: bytes, *, where: str) -> Index:
         _check_tensor(tensor, index.objects, place)
     _check_ranges(index, where)
     return index
-
-
-def item_digest(item: IndexedItem, tensors: Iterable[Tensor]) -> str:
-    """Return the digest of an item's state: its plain tree and its tensors by name, wherever they lie.
-
-    Spec: F7.
-    """
-    parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain)]
-    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
-        chunks = [chunk.digest for chunk in tensor.chunks]
-        parts.append(msgspec.json.encode([tensor.name, tensor.dtype, tensor.shape, chunks]))
-    return digest_bytes(b"\n".join(parts))
 
 
 def check_reference(reference: ObjectReference, *, where: str) -> GenerationName:

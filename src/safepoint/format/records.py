@@ -135,6 +135,17 @@ def check_chain(chain: Sequence[LineageLink], *, incarnation: int, where: str) -
         before = link
 
 
+def check_resumed(record: ResumedRecord, *, where: str) -> None:
+    """Raise `CorruptionError` unless a resumed record's chain holds together and ends with what the record says.
+
+    Spec: C9.
+    """
+    check_chain(record.chain, incarnation=record.incarnation, where=where)
+    own = LineageLink(record.incarnation, record.resumed, record.step)
+    if record.chain[-1] != own:
+        raise CorruptionError("a record contradicts its own chain", where=where, expected=own, found=record.chain[-1])
+
+
 def is_on_chain(chain: Sequence[LineageLink], *, incarnation: int, step: int) -> bool:
     """Return whether what an incarnation saved at a step is part of the history that a chain tells.
 
