@@ -1,0 +1,354 @@
+"""Modules as items: parameters, buffers, ties, extra state, grad and training flags.
+
+1. Tensors are walked slot by slot (`names.walk_slots`). `state_dict()` and `load_state_dict()` of the module are never
+   called, so their hooks never run and nothing is gathered, renamed or filtered. What a hook or an overridden
+   `state_dict` adds beyond parameters, buffers and `get_extra_state` is therefore not stored;
+   `ModuleItem.modules_with_own_state_dict` names such modules. A module that overrides `_save_to_state_dict` to store
+   more than that is refused.
+2. Restoring fills the live tensors: parameters keep their identity and their memory.
+3. Non-persistent buffers are stored and restored like the others.
+4. Tensors are tied if they are the same object or the same view of the same memory, never if they have no bytes. They
+   are stored once, with all their names.
+5. `training` flags are recorded relative to the root's and compared; they are never restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from safepoint.errors import CorruptionError, Difference, RequestError
+from safepoint.format.plain import ScalarLeaf, TensorLeaf
+from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
+from safepoint.state.names import Slot, walk_modules, walk_slots
+from safepoint.state.parts import Signature, describe, new_tensors, put_back, signature, targets_in
+from safepoint.state.tensors import NewTensorTarget, TensorSource, check_storable, spec_of, write_into
+from safepoint.state.tree import flatten, segment, unflatten
+
+_EXTRA = "@extra_state"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """Hold one tensor of the module: all names it has, first one first. Told apart by identity."""
+
+    kind: str
+    is_persistent: bool
+    names: tuple[str, ...]
+    value: Any
+    requires_grad: bool
+
+
+class ModuleItem:
+    """Capture and restore a module, `AveragedModel` included."""
+
+    type = "module"
+
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        self._name = name
+        self._module = module
+        self._targets: dict[str, dict[str, Target]] = {}
+        self._extra_targets: dict[str, Target] = {}
+
+    @property
+    def name(self) -> str:
+        """Return the item's name, as registered."""
+        return self._name
+
+    def capture(self) -> CapturedItem:
+        """Return all tensors by name, the extra state of submodules, and the flags."""
+        self._refuse_private_entries()
+        entries: dict[str, object] = {}
+        tensors: list[tuple[str, torch.Tensor]] = []
+        for group in _tied(walk_slots(self._module)):
+            first = group[0]
+            assert first.tensor is not None
+            value, named = describe(first.tensor, segment(first.name), f"{self._name}.{first.name}")
+            tensors += named
+            entries[first.name] = {
+                "kind": first.kind,
+                "persistent": first.is_persistent,
+                "requires_grad": first.tensor.requires_grad,
+                "value": value,
+                "ties": [slot.name for slot in group[1:]],
+            }
+        states = {path: module.get_extra_state() for path, module in self._with_extra_state().items()}
+        extra, named = flatten(states, path=f"{self._name}.get_extra_state()", prefix=_EXTRA)
+        plain = {"entries": entries, "extra": extra, "training": self._deviating()}
+        captured = tuple(CapturedTensor(spec_of(key, tensor), TensorSource(tensor)) for key, tensor in tensors + named)
+        return CapturedItem(self.type, plain, captured)
+
+    def structure(self) -> list[dict[str, object]]:
+        """Return name, kind, shape, dtype and flags of every parameter and buffer, for the manifest's digest."""
+        self._refuse_lazy()
+        return [
+            {
+                "name": slot.name,
+                "kind": slot.kind,
+                "shape": list(slot.tensor.shape),
+                "dtype": str(slot.tensor.dtype).removeprefix("torch."),
+                "persistent": slot.is_persistent,
+                "requires_grad": slot.tensor.requires_grad,
+            }
+            for slot in walk_slots(self._module)
+            if slot.tensor is not None
+        ]
+
+    def modules_with_own_state_dict(self) -> list[str]:
+        """Return the submodules whose `state_dict` is overridden or hooked, and may promise more than is stored."""
+        return sorted(
+            {
+                path or "(the root)"
+                for path, module in walk_modules(self._module)
+                if type(module).state_dict is not torch.nn.Module.state_dict or module._state_dict_hooks
+            }
+        )
+
+    def check(self, saved: SavedItem) -> Sequence[Difference]:
+        """Return every difference of names, shapes, dtypes, layouts, ties, persistence, extra state and training."""
+        if saved.type != self.type:
+            return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
+        stored, live = _parse(saved), self._live()
+        found: list[Difference] = []
+        for name, entry in stored.items():
+            slot = live.get(name)
+            if slot is None or (slot.tensor is None and not _can_create(slot, entry)):
+                found.append(self._difference("removed", name, f"a {entry.kind}", "absent"))
+            else:
+                found += self._compare(name, entry, slot, saved)
+        for name, slot in live.items():
+            if slot.tensor is not None and name not in stored:
+                found.append(self._difference("added", name, "absent", f"a {slot.kind}"))
+        found += self._compare_ties(stored, live)
+        return found + self._compare_modules(saved)
+
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+        """Return targets in the live memory; entries without a place or of another shape have none."""
+        live = self._live()
+        stored = _parse(saved)
+        self._targets = {}
+        taken: set[int] = set()
+        for entry in dict.fromkeys(stored.values()):
+            slots = [live[name] for name in entry.names if name in live]
+            leads = [slot for slot in slots if slot.tensor is not None and self._fits(entry, slot.tensor, saved)]
+            if leads and id(leads[0].tensor) not in taken:
+                tensor = leads[0].tensor
+                assert tensor is not None
+                taken.update(id(slot.tensor) for slot in leads)
+                self._targets[entry.names[0]] = targets_in(tensor, entry.value, saved.specs)
+            elif slots and all(slot.tensor is None and _can_create(slot, entry) for slot in slots):
+                self._targets[entry.names[0]] = self._targets_for_new(entry, saved)
+        self._extra_targets = {
+            name: NewTensorTarget(spec, torch.device("cpu"))
+            for name, spec in saved.specs.items()
+            if name.startswith(f"{_EXTRA}/")
+        }
+        inner = (target for targets in self._targets.values() for target in targets.items())
+        return {**dict(inner), **self._extra_targets}
+
+    def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
+        """Finish the live tensors, set grad flags and extra state; return the names of tensors left as they were."""
+        live = self._live()
+        written: dict[str, torch.Tensor] = {}
+        for entry in dict.fromkeys(_parse(saved).values()):
+            if entry.names[0] in self._targets:
+                self._finish(entry, live, self._targets[entry.names[0]], saved, written)
+        self._apply_extra(saved)
+        self._targets = {}
+        self._extra_targets = {}
+        reached = {id(tensor) for tensor in written.values()}
+        return [
+            slot.name
+            for slot in live.values()
+            if slot.name not in written and slot.tensor is not None and id(slot.tensor) not in reached
+        ]
+
+    def _finish(
+        self,
+        entry: _Entry,
+        live: Mapping[str, Slot],
+        targets: Mapping[str, Target],
+        saved: SavedItem,
+        written: dict[str, torch.Tensor],
+    ) -> None:
+        created: torch.Tensor | None = None
+        first: torch.Tensor | None = None
+        for name in entry.names:
+            slot = live.get(name)
+            if slot is None:
+                continue
+            if slot.tensor is None:
+                if created is None:
+                    created = unflatten(entry.value, new_tensors(targets)).detach()
+                slot.owner._buffers[slot.key] = created
+                written[name] = created
+                continue
+            if not self._fits(entry, slot.tensor, saved):
+                continue
+            if first is None:
+                first = slot.tensor
+                put_back(first, entry.value, targets)
+            elif slot.tensor is not first:
+                write_into(slot.tensor, first)
+            written[name] = slot.tensor
+            if entry.kind == "parameter" and (slot.tensor.is_floating_point() or slot.tensor.is_complex()):
+                slot.tensor.requires_grad_(entry.requires_grad)
+
+    def _apply_extra(self, saved: SavedItem) -> None:
+        states = unflatten(_field(saved.plain, "extra", dict), new_tensors(self._extra_targets))
+        modules = self._with_extra_state()
+        for path, state in states.items():
+            if path in modules:
+                modules[path].set_extra_state(state)
+
+    def _targets_for_new(self, entry: _Entry, saved: SavedItem) -> dict[str, Target]:
+        if not isinstance(entry.value, TensorLeaf):
+            return {}
+        kind = entry.value.device
+        devices = (parameter.device for parameter in self._module.parameters() if parameter.device.type == kind)
+        return {entry.value.name: NewTensorTarget(saved.specs[entry.value.name], next(devices, torch.device("cpu")))}
+
+    def _fits(self, entry: _Entry, tensor: torch.Tensor, saved: SavedItem) -> bool:
+        there, here = signature(entry.value, saved.specs), self._signature(entry.names[0], tensor)
+        return there.shape == here.shape and there.form == here.form
+
+    def _signature(self, name: str, tensor: torch.Tensor) -> Signature:
+        value, named = describe(tensor, segment(name), f"{self._name}.{name}")
+        return signature(value, {key: spec_of(key, part) for key, part in named})
+
+    def _live(self) -> dict[str, Slot]:
+        return {slot.name: slot for slot in walk_slots(self._module)}
+
+    def _with_extra_state(self) -> dict[str, Any]:
+        default = torch.nn.Module.get_extra_state
+        found: dict[int, tuple[str, torch.nn.Module]] = {}
+        for path, module in walk_modules(self._module):
+            if type(module).get_extra_state is not default:
+                found.setdefault(id(module), (path, module))
+        return dict(found.values())
+
+    def _deviating(self) -> list[str]:
+        flags = {path: module.training for path, module in walk_modules(self._module)}
+        return sorted(path for path, flag in flags.items() if flag != flags[""])
+
+    def _difference(self, word: str, name: str, saved: str, current: str) -> Difference:
+        return Difference(f"{self._name}.{word}", f"{self._name}.{name}", saved, current)
+
+    def _compare(self, name: str, entry: _Entry, slot: Slot, saved: SavedItem) -> list[Difference]:
+        found: list[Difference] = []
+        pairs = [("kind", entry.kind, slot.kind), ("persistent", str(entry.is_persistent), str(slot.is_persistent))]
+        if slot.tensor is not None:
+            there, here = signature(entry.value, saved.specs), self._signature(name, slot.tensor)
+            pairs += [
+                ("layout", there.form, here.form),
+                ("shape", str(there.shape), str(here.shape)),
+                ("dtype", there.dtype, here.dtype),
+            ]
+        for word, before, after in pairs:
+            if before != after:
+                found.append(self._difference(word, name, before, after))
+        return found
+
+    def _compare_ties(self, stored: Mapping[str, _Entry], live: Mapping[str, Slot]) -> list[Difference]:
+        is_common = set(stored) & {slot.name for slot in live.values() if slot.tensor is not None}
+        here = _leaders([[slot.name for slot in group] for group in _tied(list(live.values()))], is_common)
+        there = _leaders([entry.names for entry in dict.fromkeys(stored.values())], is_common)
+        return [
+            self._difference("tie", name, _tie_text(name, there[name]), _tie_text(name, here[name]))
+            for name in there
+            if there[name] != here[name]
+        ]
+
+    def _compare_modules(self, saved: SavedItem) -> list[Difference]:
+        there, here = set(_field(saved.plain, "extra", dict)), set(self._with_extra_state())
+        found = [self._difference("removed", path, "extra state", "absent") for path in sorted(there - here)]
+        found += [self._difference("added", path, "absent", "extra state") for path in sorted(here - there)]
+        before, after = set(_field(saved.plain, "training", list)), set(self._deviating())
+        for path in sorted(before ^ after):
+            text = {True: "mode other than the root's", False: "mode of the root"}
+            found.append(self._difference("training", path, text[path in before], text[path in after]))
+        return found
+
+    def _refuse_lazy(self) -> None:
+        for slot in walk_slots(self._module):
+            if slot.tensor is not None and torch.nn.parameter.is_lazy(slot.tensor):
+                check_storable(slot.tensor, f"{self._name}.{slot.name}")
+
+    def _refuse_private_entries(self) -> None:
+        for path, module in walk_modules(self._module):
+            if type(module)._save_to_state_dict is torch.nn.Module._save_to_state_dict:
+                continue
+            entries: dict[str, Any] = {}
+            module._save_to_state_dict(entries, "", True)
+            private = sorted(set(entries) - set(module._parameters) - set(module._buffers) - {"_extra_state"})
+            if private:
+                raise RequestError(
+                    "a module stores state of its own that is neither parameter, buffer nor extra state",
+                    where=f"{self._name}.{path}" if path else self._name,
+                    found=", ".join(private),
+                    remedy="Return it from get_extra_state() and take it in set_extra_state().",
+                )
+
+
+def _tied(slots: Sequence[Slot]) -> list[list[Slot]]:
+    """Return the slots that hold a tensor, those of one tensor together, in the order of their first names."""
+    groups: dict[object, list[Slot]] = {}
+    keys: dict[int, object] = {}
+    for slot in slots:
+        if slot.tensor is not None:
+            key = keys.setdefault(id(slot.tensor), _place(slot.tensor))
+            groups.setdefault(key, []).append(slot)
+    return list(groups.values())
+
+
+def _leaders(groups: Iterable[Sequence[str]], common: set[str]) -> dict[str, str]:
+    """Return for each common name the first common name of its group."""
+    leaders: dict[str, str] = {}
+    for group in groups:
+        names = sorted(name for name in group if name in common)
+        leaders.update((name, names[0]) for name in names)
+    return leaders
+
+
+def _tie_text(name: str, leader: str) -> str:
+    return "a tensor of its own" if name == leader else f"one tensor with {leader}"
+
+
+def _place(tensor: torch.Tensor) -> object:
+    if torch.nn.parameter.is_lazy(tensor):
+        return id(tensor)
+    if type(tensor.detach()) is not torch.Tensor or tensor.layout != torch.strided or tensor.numel() == 0:
+        return id(tensor)
+    storage = tensor.untyped_storage().data_ptr()
+    view = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    return (str(tensor.device), storage, *view) if storage else id(tensor)
+
+
+def _can_create(slot: Slot, entry: _Entry) -> bool:
+    return slot.kind == entry.kind == "buffer" and isinstance(entry.value, TensorLeaf | ScalarLeaf)
+
+
+def _parse(saved: SavedItem) -> dict[str, _Entry]:
+    """Return the stored entries under each of their names."""
+    entries: dict[str, _Entry] = {}
+    for first, fields in _field(saved.plain, "entries", dict).items():
+        names = (first, *_field(fields, "ties", list))
+        kind, is_persistent = _field(fields, "kind", str), _field(fields, "persistent", bool)
+        entry = _Entry(kind, is_persistent, names, fields.get("value"), _field(fields, "requires_grad", bool))
+        for name in names:
+            if name in entries:
+                raise CorruptionError("a stored module names a tensor twice", where=str(name))
+            entries[name] = entry
+    return entries
+
+
+def _field(holder: Any, key: str, kind: type) -> Any:
+    value = holder.get(key) if isinstance(holder, dict) else None
+    if type(value) is not kind:
+        raise CorruptionError(
+            "a stored module item is malformed", where=key, expected=kind.__name__, found=type(value).__name__
+        )
+    return value

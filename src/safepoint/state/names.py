@@ -1,0 +1,124 @@
+"""Names of parameters and buffers, as the model's own code knows them.
+
+1. A wrapper's prefix is left out wherever it stands in a name: ``module.`` of (Distributed)DataParallel, ``_orig_mod.``
+   of torch.compile, ``_fsdp_wrapped_module.``, ``_checkpoint_wrapped_module.``.
+2. Whether it is a wrapper is decided on the live object's class, never by the text of a name: a submodule that is
+   really called ``module`` keeps its name.
+3. `AveragedModel` is no wrapper: it has state of its own (``n_averaged``), so its average stays below ``module.``.
+4. A parameter reached under several names has the first of them in the order of `named_parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from safepoint.errors import RequestError
+
+# The attribute under which each wrapper keeps the module it wraps. By name, because importing these classes is slow and
+# some of them need a torch built with distributed support.
+_WRAPPERS = {
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "ActivationWrapper",
+    ): "_checkpoint_wrapped_module",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Hold one place of a module for a parameter or buffer: its full name, and where it hangs.
+
+    `tensor` is None for a slot that is registered but empty.
+    """
+
+    name: str
+    kind: str
+    owner: torch.nn.Module
+    key: str
+    tensor: torch.Tensor | None
+    is_persistent: bool
+
+
+def wrapped_key(module: torch.nn.Module) -> str | None:
+    """Return under which attribute a wrapper keeps what it wraps, or None for a module that is no wrapper."""
+    for kind in type(module).__mro__:
+        key = _WRAPPERS.get((kind.__module__, kind.__qualname__))
+        if key is not None and key in module._modules:
+            return key
+    return None
+
+
+def walk_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield every module with its name, once for each path that leads to it; a wrapper shares the name of its content.
+
+    The root's name is empty. The order is that of `named_modules`.
+    """
+    yield from _walk(root, "", frozenset())
+
+
+def walk_slots(root: torch.nn.Module) -> list[Slot]:
+    """Return the slots of all parameters, then of all buffers, once for each name that leads to them.
+
+    Raises:
+        RequestError: Two slots have the same name without their wrappers' prefixes.
+    """
+    slots: dict[str, Slot] = {}
+    modules = list(walk_modules(root))
+    for prefix, owner in modules:
+        for key, tensor in owner._parameters.items():
+            _add(slots, Slot(_below(prefix, key), "parameter", owner, key, tensor, True))
+    for prefix, owner in modules:
+        for key, buffer in owner._buffers.items():
+            is_persistent = key not in owner._non_persistent_buffers_set
+            _add(slots, Slot(_below(prefix, key), "buffer", owner, key, buffer, is_persistent))
+    return list(slots.values())
+
+
+def name_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[int, tuple[str, str]]:
+    """Return (item, name) of each parameter of the registered modules, by the parameter's `id`.
+
+    A parameter of two items belongs to the one registered first.
+    """
+    names: dict[int, tuple[str, str]] = {}
+    for item, module in modules.items():
+        for slot in walk_slots(module):
+            if slot.kind == "parameter" and slot.tensor is not None:
+                names.setdefault(id(slot.tensor), (item, slot.name))
+    return names
+
+
+def qualified_names(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
+    """Return ``item/name`` of each parameter of the registered modules, by the parameter's `id`."""
+    return {key: f"{item}/{name}" for key, (item, name) in name_parameters(modules).items()}
+
+
+def _walk(module: torch.nn.Module, prefix: str, above: frozenset[int]) -> Iterator[tuple[str, torch.nn.Module]]:
+    if id(module) in above:
+        return
+    yield prefix, module
+    inner = wrapped_key(module)
+    for key, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, prefix if key == inner else _below(prefix, key), above | {id(module)})
+
+
+def _below(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key
+
+
+def _add(slots: dict[str, Slot], slot: Slot) -> None:
+    other = slots.setdefault(slot.name, slot)
+    if other is not slot:
+        raise RequestError(
+            "two tensors of a module have the same name once the wrappers' prefixes are left out",
+            where=slot.name,
+            found=f"a {other.kind} of {type(other.owner).__qualname__} and one of {type(slot.owner).__qualname__}",
+            remedy="Rename one of them.",
+        )
