@@ -1,0 +1,190 @@
+"""Which checkpoints stay: a pure decision that gives its reasons.
+
+1. Only good checkpoints count: committed, whole, on the live lineage, with a known outcome. A damaged or superseded one
+   never takes the place of a good one, and one whose outcome is unknown is neither counted nor deleted.
+2. Two good checkpoints that share no object always stay, whatever the policy says, or else nothing is deleted.
+3. The newest one whose every byte was read back stays until a newer one was read back.
+4. No time enters.
+
+Spec: C12.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from safepoint.errors import RequestError
+
+Standing = Literal["good", "damaged", "superseded", "unknown"]
+Best = tuple[str, Literal["min", "max"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """State what is kept; see `keep`."""
+
+    last: int
+    every: int | None = None
+    best: Best | None = None
+
+
+def keep(last: int = 3, *, best: Best | None = None, every: int | None = None) -> Keep:
+    """Keep the newest checkpoints, the best one, and one at regular steps; whatever one of them keeps stays.
+
+    Two checkpoints that share nothing stay in any case, also with ``last=1``.
+
+    Args:
+        last: How many of the newest good checkpoints, at least 1.
+        best: A metric given to `after_update` and whether its ``min`` or ``max`` is best; a checkpoint without a finite
+            value is never the best, and of equal ones the older stays.
+        every: Keep, for each multiple of this number of steps, the first good checkpoint at or after it.
+
+    Raises:
+        RequestError: A value is out of range.
+    """
+    if not _is_count(last):
+        raise _unusable("last", "1 or more", last)
+    if every is not None and not _is_count(every):
+        raise _unusable("every", "1 or more", every)
+    if best is not None and not (
+        isinstance(best, tuple) and len(best) == 2 and isinstance(best[0], str) and best[1] in ("min", "max")
+    ):
+        raise _unusable("best", "(name, 'min' or 'max')", best)
+    return Keep(last, every, best)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Hold what the policy needs to know of one generation.
+
+    `objects` are those that its manifest names, as (generation, name), an ancestor's included.
+    """
+
+    generation: str
+    step: int
+    standing: Standing
+    is_verified: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    objects: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Say whether a generation stays, and why."""
+
+    generation: str
+    step: int
+    is_kept: bool
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{'keep' if self.is_kept else 'delete'} step {self.step}: {'; '.join(self.reasons)}"
+
+
+def decide(candidates: Sequence[Candidate], policy: Keep, *, protected: Mapping[str, str]) -> list[Decision]:
+    """Return a decision for each candidate, newest first.
+
+    Args:
+        candidates: All generations with a manifest that bear no tombstone, newest first.
+        policy: What to keep.
+        protected: Generations that stay whatever the policy says, each with the reason.
+
+    Spec: C12.
+    """
+    good = [entry for entry in candidates if entry.standing == "good"]
+    reasons: dict[str, list[str]] = {entry.generation: [] for entry in candidates}
+    for generation, why in protected.items():
+        if generation in reasons:
+            reasons[generation].append(why)
+    for number, entry in enumerate(good[: policy.last]):
+        reasons[entry.generation].append("the newest" if number == 0 else f"among the last {policy.last}")
+    if policy.every is not None:
+        for generation, multiple in _regular(good, policy.every).items():
+            reasons[generation].append(f"the first at or after step {multiple} (every {policy.every})")
+    if policy.best is not None:
+        _add_best(good, policy.best, reasons)
+    verified = next((entry for entry in good if entry.is_verified), None)
+    if verified is not None:
+        reasons[verified.generation].append("the newest whose every byte was read back")
+    _add_others(candidates, good, policy, reasons)
+    _add_second_copy(good, reasons)
+    return [_decision(entry, good, reasons[entry.generation]) for entry in candidates]
+
+
+def has_two_copies(kept: Sequence[frozenset[tuple[str, str]]]) -> bool:
+    """Return whether two of some sets of objects have nothing in common.
+
+    Spec: C12.
+    """
+    return any(one.isdisjoint(other) for number, one in enumerate(kept) for other in kept[number + 1 :])
+
+
+def _unusable(name: str, expected: str, found: object) -> RequestError:
+    return RequestError(
+        "a retention policy is not usable", where=f"keep({name}=...)", expected=expected, found=repr(found)
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _regular(good: Sequence[Candidate], every: int) -> dict[str, int]:
+    """Return the first good checkpoint at or after each multiple. The oldest wins, so that a choice never changes."""
+    chosen: dict[int, str] = {}
+    for entry in reversed(good):
+        if entry.step >= every:
+            chosen.setdefault(entry.step // every * every, entry.generation)
+    return {generation: multiple for multiple, generation in chosen.items()}
+
+
+def _add_best(good: Sequence[Candidate], best: Best, reasons: dict[str, list[str]]) -> None:
+    metric, mode = best
+    valued = [(entry.metrics[metric], entry) for entry in reversed(good) if metric in entry.metrics]
+    finite = [(value, entry) for value, entry in valued if math.isfinite(value)]
+    if not finite:
+        return
+    value, entry = (min if mode == "min" else max)(finite, key=lambda pair: pair[0])
+    reasons[entry.generation].append(f"the best by {metric} ({mode} {value:g})")
+
+
+def _add_others(
+    candidates: Sequence[Candidate], good: Sequence[Candidate], policy: Keep, reasons: dict[str, list[str]]
+) -> None:
+    newest_step = good[0].step if good else -1
+    for entry in candidates:
+        if entry.standing == "unknown":
+            reasons[entry.generation].append("the outcome of its save is not known; it counts for nothing")
+        if entry.standing == "superseded" and entry.step >= newest_step:
+            reasons[entry.generation].append("superseded, but the live branch has no newer step")
+        newer = sum(1 for other in good if other.step > entry.step)
+        if entry.standing == "damaged" and newer < max(policy.last, 2):
+            reasons[entry.generation].append("damaged; it counts for nothing, and stays until newer ones are good")
+
+
+def _add_second_copy(good: Sequence[Candidate], reasons: dict[str, list[str]]) -> None:
+    kept = [entry.objects for entry in good if reasons[entry.generation]]
+    if has_two_copies(kept):
+        return
+    for entry in good:
+        if not reasons[entry.generation] and has_two_copies([*kept, entry.objects]):
+            reasons[entry.generation].append("two that share nothing stay")
+            return
+    for found in reasons.values():
+        if not found:
+            found.append("no two good ones that share nothing exist")
+
+
+def _decision(entry: Candidate, good: Sequence[Candidate], reasons: list[str]) -> Decision:
+    if reasons:
+        return Decision(entry.generation, entry.step, True, tuple(reasons))
+    why = {
+        "good": "no rule keeps it",
+        "damaged": "damaged, and enough newer ones are good",
+        "superseded": f"superseded, and the live branch has reached step {good[0].step if good else 0}",
+        "unknown": "",
+    }[entry.standing]
+    return Decision(entry.generation, entry.step, False, (why,))

@@ -1,0 +1,90 @@
+"""Retention at a committed save: sweep what earlier saves marked, then mark what is to go.
+
+1. Nothing is marked and swept by the same call: between the two lies at least one committed save.
+2. A failure of retention never fails the save: it is reported, and tried again at the next one.
+
+Spec: C12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from safepoint.ambient import Ambient
+from safepoint.catalog import Lineage, examine_all, read_lineage
+from safepoint.errors import CorruptionError, FormatVersionError, StorageError
+from safepoint.retention.mark import mark
+from safepoint.retention.policy import Decision, Keep, decide
+from safepoint.retention.survey import candidates_among, resumed_lately
+from safepoint.retention.sweep import SweepReport, sweep
+from safepoint.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """Say what was swept, what was decided and why, and what was marked.
+
+    `stopped` says why nothing was marked; it is empty otherwise. `warnings` holds those of the sweep as well.
+    """
+
+    swept: SweepReport
+    decisions: tuple[Decision, ...] = ()
+    marked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    stopped: str = ""
+
+
+def retain(
+    storage: Storage,
+    *,
+    run: str,
+    incarnation: int,
+    policy: Keep | None,
+    ambient: Ambient,
+    protected: Collection[str] = (),
+    unknown: Collection[str] = (),
+) -> RetentionReport:
+    """Sweep what earlier saves marked, then mark what the policy lets go; to be called after a committed save.
+
+    Never raises for the state of the storage: what fails is a warning, for training goes on without it.
+
+    Args:
+        storage: Where the run lies; nothing outside it is ever touched.
+        run: The run's id.
+        incarnation: The start that has just committed.
+        policy: What is kept; None keeps everything, and only sweeps.
+        ambient: Gives each tombstone's nonce.
+        protected: Generations that stay whatever the policy says, such as a base that later saves refer to.
+        unknown: Generations whose save ended without a known outcome: they are neither counted nor deleted.
+
+    Spec: C12.
+    """
+    try:
+        lineage = read_lineage(storage)
+        swept = sweep(storage, lineage, incarnation, protected={*protected, *unknown})
+        if policy is None or swept.stopped:
+            return RetentionReport(swept, warnings=swept.warnings, stopped=swept.stopped)
+        decisions = plan_retention(storage, lineage, policy, protected=protected, unknown=unknown)
+        kept = {*protected, *unknown, *resumed_lately(lineage)}
+        marked, warnings = mark(storage, lineage, incarnation, run, decisions, kept, ambient=ambient)
+    except (StorageError, CorruptionError, FormatVersionError) as exc:
+        return RetentionReport(SweepReport(), warnings=(str(exc),), stopped=f"the run could not be read: {exc}")
+    return RetentionReport(swept, tuple(decisions), tuple(marked), (*swept.warnings, *warnings))
+
+
+def plan_retention(
+    storage: Storage,
+    lineage: Lineage,
+    policy: Keep,
+    *,
+    protected: Collection[str] = (),
+    unknown: Collection[str] = (),
+) -> list[Decision]:
+    """Return what would be decided, newest first; changes nothing.
+
+    Spec: C12.
+    """
+    candidates = candidates_among(storage, examine_all(storage, lineage), unknown=unknown)
+    reasons = {generation: "protected by its manager" for generation in protected} | resumed_lately(lineage)
+    return decide(candidates, policy, protected=reasons)

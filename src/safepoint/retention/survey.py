@@ -1,0 +1,86 @@
+"""From what lies in a run to what the policy decides on. Only reads.
+
+Spec: C12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from safepoint.catalog import Generation, GenerationState, Lineage, read_verified
+from safepoint.errors import CorruptionError
+from safepoint.format.manifest import Manifest
+from safepoint.format.plain import decode_plain
+from safepoint.retention.policy import Candidate, Standing
+from safepoint.storage.base import Storage
+
+_STANDINGS: dict[GenerationState, Standing] = {
+    GenerationState.COMMITTED: "good",
+    GenerationState.SUPERSEDED: "superseded",
+    GenerationState.DAMAGED: "damaged",
+}
+
+
+def candidates_among(
+    storage: Storage, generations: Iterable[Generation], *, unknown: Collection[str] = ()
+) -> list[Candidate]:
+    """Return what the policy may decide on: generations whose manifest tells what they hold, and not marked already.
+
+    A generation whose manifest cannot be read, or is another run's, is none: it is never deleted.
+
+    Args:
+        storage: Where the notes of verification lie.
+        generations: What was found, newest first.
+        unknown: Names of generations whose save ended without a known outcome.
+    """
+    found = []
+    for entry in generations:
+        standing = _STANDINGS.get(entry.state)
+        if standing is None or entry.manifest is None:
+            continue
+        found.append(
+            Candidate(
+                generation=entry.text,
+                step=entry.name.step,
+                standing="unknown" if entry.text in unknown else standing,
+                is_verified=standing == "good" and read_verified(storage, entry.text) is not None,
+                metrics=_numbers(entry.manifest),
+                objects=objects_of(entry.manifest),
+            )
+        )
+    return found
+
+
+def objects_of(manifest: Manifest) -> frozenset[tuple[str, str]]:
+    """Return the objects that a manifest names, as (generation, name)."""
+    return frozenset((reference.generation, reference.name) for reference in manifest.objects)
+
+
+def resumed_lately(lineage: Lineage) -> dict[str, str]:
+    """Return the generations that the newest two starts resumed from, each with the reason that protects it.
+
+    Spec: C12.
+    """
+    recorded = [entry.resumed for entry in lineage.incarnations if entry.resumed is not None and entry.refused is None]
+    found = {record.resumed: record.incarnation for record in recorded[-2:] if record.resumed is not None}
+    # The chain may know more than the records: one that cannot be read is rebuilt from a manifest.
+    found.update({link.resumed: link.incarnation for link in lineage.chain[-2:] if link.resumed is not None})
+    return {generation: f"incarnation {number} resumed from it" for generation, number in found.items()}
+
+
+def _numbers(manifest: Manifest) -> Mapping[str, float]:
+    return {name: number for name, form in manifest.metrics.items() if (number := _number(form)) is not None}
+
+
+def _number(form: Any) -> float | None:
+    try:
+        value = form if isinstance(form, float) else decode_plain(form)
+    except CorruptionError:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    return None

@@ -1,0 +1,148 @@
+"""What the policy keeps, decided on plain records."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from safepoint.errors import RequestError
+from safepoint.retention.policy import Candidate, Decision, Keep, Standing, decide, keep
+
+
+def candidate(
+    step: int,
+    standing: Standing = "good",
+    *,
+    loss: float | None = None,
+    is_verified: bool = False,
+    shares: str | None = None,
+) -> Candidate:
+    name = f"g{step}"
+    objects = {(name, "data")} | ({(shares, "data")} if shares else set())
+    return Candidate(name, step, standing, is_verified, {} if loss is None else {"loss": loss}, frozenset(objects))
+
+
+def kept(candidates: list[Candidate], policy: Keep, **protected: str) -> list[int]:
+    decisions = decide(sorted(candidates, key=lambda entry: -entry.step), policy, protected=protected)
+    return sorted(decision.step for decision in decisions if decision.is_kept)
+
+
+def test_the_last_ones_are_kept_and_older_ones_go() -> None:
+    assert kept([candidate(step) for step in range(1, 8)], keep(last=3)) == [5, 6, 7]
+
+
+def test_a_limit_of_one_leaves_two_that_share_nothing() -> None:
+    """A limit of one with and without a best one once removed every checkpoint."""
+    assert kept([candidate(step) for step in (1, 2, 3)], keep(last=1)) == [2, 3]
+    assert kept(
+        [candidate(1, loss=0.1), candidate(2, loss=0.5), candidate(3, loss=0.9)], keep(1, best=("loss", "min"))
+    ) == [
+        1,
+        3,
+    ]
+    assert kept([candidate(1)], keep(last=1)) == [1]
+
+
+def test_the_best_one_never_displaces_the_newest() -> None:
+    """With the best at step 2 of 10, the newest three and the best stay."""
+    candidates = [candidate(step, loss=0.1 if step == 2 else 1.0) for step in range(1, 11)]
+    assert kept(candidates, keep(last=3, best=("loss", "min"))) == [2, 8, 9, 10]
+
+
+def test_the_best_is_the_least_or_the_greatest_as_asked_for() -> None:
+    candidates = [candidate(1, loss=3.0), candidate(2, loss=1.0), candidate(3, loss=2.0), candidate(4), candidate(5)]
+    assert kept(candidates, keep(last=2, best=("loss", "min"))) == [2, 4, 5]
+    assert kept(candidates, keep(last=2, best=("loss", "max"))) == [1, 4, 5]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_value_that_is_not_finite_is_never_the_best(value: float, mode: str) -> None:
+    candidates = [candidate(1, loss=value), candidate(2, loss=5.0), candidate(3), candidate(4)]
+    assert kept(candidates, Keep(2, None, ("loss", mode))) == [2, 3, 4]  # type: ignore[arg-type]  # mode is one of two
+
+
+def test_the_choice_of_the_best_of_equals_does_not_change_as_others_come() -> None:
+    candidates = [candidate(step, loss=1.0) for step in range(1, 9)]
+    for count in range(3, 9):
+        assert 1 in kept(candidates[:count], keep(last=2, best=("loss", "min")))
+
+
+def test_a_regular_one_is_the_first_at_or_after_each_multiple() -> None:
+    """Saves at multiples of 30 never meet one of 100, yet each hundred is represented."""
+    candidates = [candidate(step) for step in range(30, 400, 30)]
+    assert kept(candidates, keep(last=2, every=100)) == [120, 210, 300, 360, 390]
+
+
+def test_a_damaged_one_does_not_stand_for_its_multiple() -> None:
+    candidates = [candidate(100, "damaged"), candidate(130), *(candidate(step) for step in (210, 240, 270))]
+    assert 130 in kept(candidates, keep(last=2, every=100))
+
+
+def test_damaged_ones_do_not_count_towards_the_last() -> None:
+    """A damaged newest one and sparse older ones once cost 8,000 steps."""
+    candidates = [candidate(1), candidate(2), candidate(3, "damaged"), candidate(4, "damaged"), candidate(5)]
+    assert {1, 2, 5} - set(kept(candidates, keep(last=2))) == {1}
+    assert {2, 5} <= set(kept(candidates, keep(last=2)))
+
+
+def test_an_old_damaged_one_goes_once_enough_newer_ones_are_good() -> None:
+    candidates = [candidate(1, "damaged"), *(candidate(step) for step in (2, 3, 4))]
+    assert kept(candidates, keep(last=3)) == [2, 3, 4]
+    assert kept(candidates[:3], keep(last=3)) == [1, 2, 3]
+
+
+def test_one_of_unknown_outcome_is_neither_counted_nor_deleted() -> None:
+    candidates = [candidate(1), candidate(2), candidate(3, "unknown"), candidate(4), candidate(5)]
+    assert kept(candidates, keep(last=2)) == [3, 4, 5]
+    assert kept([candidate(1), candidate(2), candidate(3, "unknown")], keep(last=2)) == [1, 2, 3]
+
+
+def test_a_superseded_branch_goes_only_after_the_live_one_is_past_it() -> None:
+    """A restarted run in an old folder loses neither its own first checkpoint nor the old branch."""
+    old = [candidate(step, "superseded") for step in (500, 600, 700)]
+    assert kept([*old, candidate(100)], keep(last=3)) == [100, 500, 600, 700]
+    live = [candidate(step) for step in (100, 550, 560)]
+    assert kept([*old, *live], keep(last=3)) == [100, 550, 560, 600, 700]
+
+
+def test_nothing_is_deleted_while_no_two_share_nothing() -> None:
+    chain = [candidate(step, shares="g1") for step in (2, 3, 4)]
+    assert kept([candidate(1), *chain], keep(last=1)) == [1, 2, 3, 4]
+
+
+def test_ones_that_share_an_object_count_as_one_copy() -> None:
+    candidates = [candidate(1), candidate(2), candidate(3, shares="g2"), candidate(4, shares="g2")]
+    assert kept(candidates, keep(last=2)) == [1, 3, 4]
+    assert kept([*candidates, candidate(5)], keep(last=2)) == [4, 5]
+
+
+def test_the_newest_that_was_read_back_stays() -> None:
+    candidates = [candidate(1, is_verified=True), candidate(2, is_verified=True), *map(candidate, (3, 4, 5))]
+    assert kept(candidates, keep(last=2)) == [2, 4, 5]
+
+
+def test_a_protected_one_stays() -> None:
+    assert kept([candidate(step) for step in range(1, 6)], keep(last=2), g1="resumed from it") == [1, 4, 5]
+
+
+def test_every_decision_gives_its_reasons() -> None:
+    candidates = [candidate(step, loss=float(step)) for step in (5, 4, 3, 2, 1)]
+    decisions = decide(candidates, keep(last=2, best=("loss", "min"), every=3), protected={"g2": "pinned"})
+    assert decisions == [
+        Decision("g5", 5, True, ("the newest",)),
+        Decision("g4", 4, True, ("among the last 2",)),
+        Decision("g3", 3, True, ("the first at or after step 3 (every 3)",)),
+        Decision("g2", 2, True, ("pinned",)),
+        Decision("g1", 1, True, ("the best by loss (min 1)",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"last": 0}, {"last": True}, {"every": 0}, {"every": 1.5}, {"best": "loss"}, {"best": ("loss", "least")}],
+)
+def test_an_unusable_policy_is_refused_at_once(arguments: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match="retention policy"):
+        keep(**arguments)  # type: ignore[arg-type]  # wrong on purpose
