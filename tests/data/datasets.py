@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import numpy
 import torch
 from torch.utils.data import IterableDataset
 
 from safepoint.data import GlobalOrder, ResumableLoader, sample_generator
+
+T = TypeVar("T")
 
 
 class Numbers:
@@ -56,6 +60,11 @@ class Endless(IterableDataset):  # type: ignore[type-arg]
 def as_list(samples: list[object]) -> list[object]:
     """Collate nothing: a batch is the list of its samples."""
     return list(samples)
+
+
+def flat(parts: Iterable[list[T]]) -> list[T]:
+    """Return the elements of several lists as one list."""
+    return list(itertools.chain.from_iterable(parts))
 
 
 def epoch_of(length: int, batch: int, *, seed: int, epoch: int, drop_last: bool = False) -> list[list[int]]:

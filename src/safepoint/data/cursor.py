@@ -190,15 +190,16 @@ def _parse(state: Mapping[str, object]) -> _SavedCursor:
             found=version,
             remedy="Upgrade safepoint.",
         )
+    is_version = type(version) is int and version == _RECORD_VERSION
     name, offset = state.get("name"), state.get("offset")
     kind, count = state.get("replay"), state.get("replay_count")
     is_whole = type(offset) is int and 0 <= offset <= _LARGEST
     is_named = name is None or isinstance(name, str)
     is_policy = kind in _KINDS and type(count) is int and (count == 0) == (kind == "exact") and count >= 0
-    if not (is_whole and is_named and is_policy):
+    if not (is_version and is_whole and is_named and is_policy):
         raise MismatchError(
             "the state is not one of a cursor",
-            expected="name, offset, replay and replay_count",
+            expected="version, name, offset, replay and replay_count",
             found=f"{dict(state)!r}"[:200],
             remedy="Restore it into the kind of object that saved it.",
         )

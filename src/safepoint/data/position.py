@@ -204,6 +204,8 @@ def parse_record(state: Mapping[str, object]) -> PositionRecord:
             found=version,
             remedy="Upgrade safepoint.",
         )
+    if version != RECORD_VERSION or type(version) is not int:
+        raise _not_ours("version", str(RECORD_VERSION), version)
     names = {one.name for one in fields(PositionRecord)}
     _check_keys(state, names | {"version"}, "the state of a loader")
     identity = state["dataset"]
