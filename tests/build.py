@@ -14,6 +14,7 @@ from safepoint.format.index import Chunk, Index, IndexedItem, ObjectReference, T
 from safepoint.format.manifest import Conditions, ItemSummary, Manifest, ProgressRecord
 from safepoint.format.names import MANIFEST, data_name, generation_path, incarnation_path, index_name
 from safepoint.format.records import Holder, IncarnationRecord, LineageLink, RefusedRecord, ResumedRecord, RunRecord
+from safepoint.format.state_digest import item_digest
 from safepoint.storage.base import Storage
 
 RUN = "a1b2c3d4e5f60718"
@@ -122,10 +123,13 @@ def write_generation(
     storage.make_folder(generation_path(generation))
     parts = ranks if ranks is not None else [items]
     objects: list[ObjectReference] = []
+    indexes: list[Index] = []
     for rank, part in enumerate(parts):
-        objects += _write_rank(storage, generation, rank, len(parts), part, plain or {})
+        references, index = _write_rank(storage, generation, rank, len(parts), part, plain or {})
+        objects += references
+        indexes.append(index)
     if is_committed:
-        summaries = {name: _summary(parts, name, (kinds or {}).get(name, "global")) for name in parts[0]}
+        summaries = {name: _summary(indexes, name, (kinds or {}).get(name, "global")) for name in parts[0]}
         manifest = _manifest(generation, step, tuple(chain), summaries, objects, len(parts), run, metrics, created)
         storage.publish(generation_path(generation, MANIFEST), seal(manifest))
     return generation
@@ -143,9 +147,10 @@ def flip(storage: Storage, path: str, offset: int = -1) -> None:
     storage.put(path, bytes(data))
 
 
-def _summary(parts: Sequence[Mapping[str, Mapping[str, Values]]], name: str, kind: str) -> ItemSummary:
-    tensors = [values for part in parts for values in part.get(name, {}).values()]
-    return ItemSummary("module", kind, len(tensors), sum(len(values.data) for values in tensors), "0" * 32)
+def _summary(indexes: Sequence[Index], name: str, kind: str) -> ItemSummary:
+    tensors = [tensor for index in indexes for tensor in index.tensors if tensor.item == name]
+    size_bytes = sum(chunk.size_bytes for tensor in tensors for chunk in tensor.chunks)
+    return ItemSummary("module", kind, len(tensors), size_bytes, item_digest(indexes[0].items[name], tensors))
 
 
 def _manifest(
@@ -195,7 +200,7 @@ def _write_rank(
     world_size: int,
     items: Mapping[str, Mapping[str, Values]],
     plain: Mapping[str, Any],
-) -> list[ObjectReference]:
+) -> tuple[list[ObjectReference], Index]:
     placed = sorted(
         ((item, name, values) for item, named in items.items() for name, values in named.items()),
         key=lambda entry: (-_SIZES[entry[2].dtype], entry[0], entry[1]),
@@ -233,7 +238,7 @@ def _write_rank(
     storage.publish(generation_path(generation, own.name), header + body)
     storage.publish(generation_path(generation, index_name(rank, world_size)), text)
     listing = ObjectReference(generation, index_name(rank, world_size), len(text), digest_bytes(text))
-    return [own, listing, *ancestors]
+    return [own, listing, *ancestors], index
 
 
 def _data_file(placed: Sequence[tuple[str, str, Values]]) -> tuple[bytes, bytes]:

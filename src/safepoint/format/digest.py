@@ -17,6 +17,11 @@ def digest_bytes(data: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def running_digest() -> xxhash.xxh3_128:
+    """Return a digest that is fed in pieces with `update` and read with `hexdigest`."""
+    return xxhash.xxh3_128()
+
+
 def digest_file(header: str, chunks: Iterable[str]) -> str:
     """Return a data file's digest from the digest of its header bytes and those of its chunks, in file order.
 

@@ -15,12 +15,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from safepoint.catalog import Lineage, list_generations, read_tombstone
-from safepoint.errors import CorruptionError, FormatVersionError, ObjectMissingError, StorageError
+from safepoint.errors import CorruptionError, FencedError, FormatVersionError, ObjectMissingError, StorageError
 from safepoint.format.encoding import MANIFEST_LIMIT_BYTES
 from safepoint.format.manifest import Manifest, decode_manifest
 from safepoint.format.names import (
     GENERATIONS,
-    INCARNATIONS,
     MANIFEST,
     TEMPORARY_PREFIX,
     TOMBSTONE,
@@ -28,8 +27,8 @@ from safepoint.format.names import (
     GenerationName,
     generation_path,
     is_object_name,
-    parse_incarnation,
 )
+from safepoint.joining.claim import Claim, check_not_fenced
 from safepoint.retention.policy import has_two_copies
 from safepoint.retention.survey import objects_of, resumed_lately
 from safepoint.storage.base import Entry, Storage
@@ -165,11 +164,10 @@ def _newer_start(storage: Storage, incarnation: int) -> str:
 
     Spec: C5.
     """
-    names = {entry.name for entry in storage.list(INCARNATIONS)}
-    for name in sorted(names):
-        number = parse_incarnation(name)
-        if number is not None and number > incarnation and f"{number:06d}.refused.json" not in names:
-            return f"incarnation {number} is newer"
+    try:
+        check_not_fenced(storage, Claim("", incarnation))
+    except FencedError as exc:
+        return f"{exc.found} is newer"
     return ""
 
 
