@@ -17,7 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from safepoint.errors import RequestError
 from safepoint.state.item import Permits
 from safepoint.state.modules import ModuleItem
-from safepoint.state.names import name_parameters, qualified_names, walk_slots
+from safepoint.state.names import name_parameters, qualified_parameters, walk_slots
 from tests.state.roundtrip import Stored, same_bits
 
 
@@ -123,7 +123,7 @@ def test_parameters_are_named_once_by_their_first_item_and_name() -> None:
     model = Tied(tied=True)
     table = name_parameters({"model": model, "again": nn.ModuleList([model])})
     assert table == {id(model.embedding.weight): ("model", "embedding.weight")}
-    assert list(qualified_names({"m": model}).values()) == ["m/embedding.weight"]
+    assert list(qualified_parameters({"m": model})) == ["m/embedding.weight"]
 
 
 def test_restore_fills_the_live_memory() -> None:

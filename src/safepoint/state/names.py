@@ -86,17 +86,20 @@ def name_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[int, tuple[s
 
     A parameter of two items belongs to the one registered first.
     """
-    names: dict[int, tuple[str, str]] = {}
+    split = {id(tensor): name.split("/", 1) for name, tensor in qualified_parameters(modules).items()}
+    return {key: (item, name) for key, (item, name) in split.items()}
+
+
+def qualified_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """Return each parameter of the registered modules once, under ``item/name``."""
+    parameters: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
     for item, module in modules.items():
         for slot in walk_slots(module):
-            if slot.kind == "parameter" and slot.tensor is not None:
-                names.setdefault(id(slot.tensor), (item, slot.name))
-    return names
-
-
-def qualified_names(modules: Mapping[str, torch.nn.Module]) -> dict[int, str]:
-    """Return ``item/name`` of each parameter of the registered modules, by the parameter's `id`."""
-    return {key: f"{item}/{name}" for key, (item, name) in name_parameters(modules).items()}
+            if slot.kind == "parameter" and slot.tensor is not None and id(slot.tensor) not in seen:
+                seen.add(id(slot.tensor))
+                parameters[f"{item}/{slot.name}"] = slot.tensor
+    return parameters
 
 
 def _walk(module: torch.nn.Module, prefix: str, above: frozenset[int]) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -103,16 +103,14 @@ class NewTensorTarget:
     Args:
         spec: Shape and dtype of what is stored.
         device: Where the tensor shall live; the bytes arrive in host memory first.
-        like: A tensor of the same shape whose strides the new one takes over (as optimizers do for their state).
     """
 
-    __slots__ = ("_device", "_like", "_staging", "spec", "tensor")
+    __slots__ = ("_device", "_staging", "spec", "tensor")
 
-    def __init__(self, spec: TensorSpec, device: torch.device, *, like: torch.Tensor | None = None) -> None:
+    def __init__(self, spec: TensorSpec, device: torch.device) -> None:
         self.spec = spec
         self.tensor: torch.Tensor | None = None
         self._device = device
-        self._like = like if like is not None and tuple(like.shape) == spec.shape else None
         self._staging: torch.Tensor | None = None
 
     @property
@@ -131,11 +129,7 @@ class NewTensorTarget:
         self.memory()
         staging, self._staging = self._staging, None
         assert staging is not None
-        if self._like is None or self._like.is_contiguous():
-            self.tensor = staging.to(self._device)
-            return
-        empty = torch.empty_like(self._like, dtype=dtype_of(self.spec.dtype), device=self._device, requires_grad=False)
-        self.tensor = empty.copy_(staging)
+        self.tensor = staging.to(self._device)
 
 
 def write_into(live: torch.Tensor, value: torch.Tensor) -> None:

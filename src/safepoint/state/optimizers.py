@@ -1,0 +1,329 @@
+"""Optimizers as items: state and hyper-parameters by the name of the parameter.
+
+1. The state is walked from `param_groups` and `state`. `step()`, `state_dict()` hooks and `load_state_dict()` hooks
+   never run, and nothing is initialised: a parameter that was never stepped has no state, before and after.
+2. Parameters are matched by name, whatever their order and grouping in the list. Within a group the live list takes the
+   stored order, because LBFGS flattens its parameters in that order; the order of the groups stays the live one.
+3. dtype and device kind of each state tensor are its own, whatever those of its parameter. State that lay on its
+   parameter's kind of device follows the parameter.
+4. A live state tensor that fits is filled in place; a tensor option (a capturable `lr`) too.
+5. An optimizer whose class overrides `state_dict` may keep more than `state` and `param_groups`: what it adds there is
+   stored as well and handed back through its `load_state_dict`, before rules 1 to 4 set the rest exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from safepoint.errors import CorruptionError, Difference, RequestError
+from safepoint.format.plain import Shared
+from safepoint.state.groups import (
+    SCHEDULED_OPTIONS,
+    Matching,
+    SavedGroup,
+    compare_options,
+    match_groups,
+    recorded_order,
+)
+from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
+from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
+from safepoint.state.rebuild import Rebuilder, to_kind
+from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, TensorSource, spec_of
+from safepoint.state.tree import flatten
+
+_NOT_OPTIONS = ("params", "param_names")
+
+
+class OptimizerItem:
+    """Capture and restore an optimizer.
+
+    Args:
+        name: The item's name.
+        optimizer: The live optimizer.
+        parameters: Returns the parameters of all registered modules by qualified name, ``item/name``; asked at each
+            use, because modules may be registered later.
+    """
+
+    type = "optimizer"
+
+    def __init__(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        parameters: Callable[[], Mapping[str, torch.Tensor]],
+    ) -> None:
+        self._name = name
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._targets: dict[str, InPlaceTarget | NewTensorTarget] = {}
+        self._restored: dict[str, torch.Tensor] = {}
+        self._recorded: list[tuple[str, ...]] = []
+        self._configured = [
+            (list(group["params"]), {key: _as_number(value) for key, value in _options(group).items()})
+            for group in optimizer.param_groups
+        ]
+
+    @property
+    def name(self) -> str:
+        """Return the item's name, as registered."""
+        return self._name
+
+    def configuration(self) -> object:
+        """Return class, names per group and hyper-parameters as they were at registration; `lr` is the initial one."""
+        name_of = self._namer()
+        groups = []
+        for parameters, options in self._configured:
+            options = {**options, "lr": options["initial_lr"]} if "initial_lr" in options else options
+            kept = {key: value for key, value in options.items() if key not in SCHEDULED_OPTIONS}
+            groups.append({"parameters": [name_of(one) for one in parameters], "options": kept})
+        return flatten({"class": _class_of(self._optimizer), "groups": groups}, path=self._name)[0]
+
+    def group_names(self) -> list[tuple[str, ...]]:
+        """Return the qualified names of each group's parameters.
+
+        Raises:
+            RequestError: A parameter belongs to no registered module.
+        """
+        name_of = self._namer()
+        return [tuple(name_of(one) for one in group["params"]) for group in self._optimizer.param_groups]
+
+    def capture(self) -> CapturedItem:
+        """Return groups, state by name, and what an overridden `state_dict` adds."""
+        plain, tensors = self._flatten()
+        captured = tuple(CapturedTensor(spec_of(name, tensor), TensorSource(tensor)) for name, tensor in tensors)
+        return CapturedItem(self.type, plain, captured)
+
+    def check(self, saved: SavedItem) -> Sequence[Difference]:
+        """Return differences of class, parameters, grouping and of the options that there are."""
+        if saved.type != self.type:
+            return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
+        found: list[Difference] = []
+        before, now = str(_field(saved.plain, "class", str)), _class_of(self._optimizer)
+        if before != now:
+            found.append(Difference(f"{self._name}.type", self._name, before, now))
+        groups, matching = self._match(saved)
+        found += matching.differences
+        for number, host in matching.pairs:
+            live = _options(self._optimizer.param_groups[host])
+            found += compare_options(self._name, groups[number].options, live, f"{self._name}.param_groups[{host}]")
+        return list(dict.fromkeys(found))
+
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+        """Return a target for each stored tensor: the live state tensor where it fits, else a tensor to be made."""
+        plain, tensors = self._flatten()
+        own = unshared_names(_states(plain))
+        live = {name: tensor for name, tensor in tensors if name in own}
+        exact = unshared_names(_states(saved.plain))
+        owners = self._owners(saved)
+        self._targets = {}
+        for name, spec in saved.specs.items():
+            kind, parameter, saved_kind = owners.get(name, ("cpu", None, ""))
+            device = parameter.device if parameter is not None and kind == saved_kind else _device(kind)
+            here = live.get(name) if name in exact else None
+            if here is not None and spec_of(name, here) == spec and here.device == device:
+                self._targets[name] = InPlaceTarget(here)
+            else:
+                self._targets[name] = NewTensorTarget(spec, device)
+        return dict(self._targets)
+
+    def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
+        """Set state and hyper-parameters; return the parameters whose state was left as it was."""
+        self._restored = {name: target.tensor for name, target in self._targets.items() if target.tensor is not None}
+        self._targets = {}
+        groups, matching = self._match(saved)
+        current: list[tuple[torch.Tensor | None, str]] = [(None, "")]
+        rebuilder = Rebuilder(self._restored, lambda tensor, kind: _follow(tensor, kind, *current[0]))
+        options = [rebuilder.build(dict(group.options)) for group in groups]
+        kinds = {name: kind for group in groups for name, kind in zip(group.parameters, group.devices, strict=True)}
+        named = self._parameters()
+        state: dict[str, Any] = {}
+        for name, value in _states(saved.plain).items():
+            current[0] = (named.get(name), kinds.get(name, ""))
+            state[name] = rebuilder.build(value)
+        current[0] = (None, "")
+        other = rebuilder.build(_field(saved.plain, "other", dict))
+        self._hand_back(rebuilder.build(_field(saved.plain, "extra", dict)))
+        self._create_groups(groups, options, matching)
+        self._set_options(groups, options, matching, permits)
+        self._recorded = [group.parameters for group in groups]
+        return self._set_state(state, other, frozenset(kinds))
+
+    def reapply_hyperparameters(self, saved: SavedItem, permits: Permits) -> None:
+        """Set the groups' options again, as the last `apply` did; for a scheduler that was built after it."""
+        groups, matching = self._match(saved)
+        rebuilder = Rebuilder(self._restored, to_kind)
+        options = [rebuilder.build(dict(group.options)) for group in groups]
+        self._set_options(groups, options, matching, permits)
+
+    def _flatten(self) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
+        optimizer, name_of = self._optimizer, self._namer()
+        names = self.group_names()
+        order = recorded_order(names, self._recorded)
+        groups = [
+            {
+                "parameters": list(names[index]),
+                "devices": [one.device.type for one in optimizer.param_groups[index]["params"]],
+                "options": _options(optimizer.param_groups[index]),
+            }
+            for index in order
+        ]
+        state: dict[str, dict[str, Any]] = {}
+        listed = {id(one): one for index in order for one in optimizer.param_groups[index]["params"]}
+        strays = [key for key in optimizer.state if isinstance(key, torch.Tensor) and id(key) not in listed]
+        for parameter in [*listed.values(), *strays]:
+            if parameter in optimizer.state:
+                item, name = name_of(parameter).split("/", 1)
+                state.setdefault(item, {})[name] = optimizer.state[parameter]
+        other = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
+        whole = {
+            "class": _class_of(optimizer),
+            "groups": groups,
+            "state": state,
+            "other": other,
+            "extra": self._extra(),
+        }
+        return flatten(whole, path=self._name)
+
+    def _namer(self) -> Callable[[torch.Tensor], str]:
+        """Return a function from a parameter to its qualified name, over the modules registered so far."""
+        names = {id(one): name for name, one in self._parameters().items()}
+
+        def name_of(parameter: torch.Tensor) -> str:
+            name = names.get(id(parameter))
+            if name is None:
+                raise RequestError(
+                    "a parameter of an optimizer belongs to no registered module, so its state has no name",
+                    where=self._name,
+                    expected="parameters of the modules given to the manager",
+                    found=f"a parameter of shape {tuple(parameter.shape)}",
+                    remedy="Register the module that holds it, or build the optimizer from the registered module.",
+                )
+            return name
+
+        return name_of
+
+    def _match(self, saved: SavedItem) -> tuple[list[SavedGroup], Matching]:
+        groups = _parse_groups(saved)
+        return groups, match_groups(self._name, groups, self.group_names(), frozenset(self._parameters()))
+
+    def _owners(self, saved: SavedItem) -> dict[str, tuple[str, torch.Tensor | None, str]]:
+        """Return for each stored tensor the device kind it was on, its parameter, and that one's kind at the save."""
+        named = self._parameters()
+        kinds = {
+            name: kind
+            for group in _parse_groups(saved)
+            for name, kind in zip(group.parameters, group.devices, strict=True)
+        }
+        owners: dict[str, tuple[str, torch.Tensor | None, str]] = {
+            leaf.name: (leaf.device, None, "") for leaf in leaves_of(saved.plain)
+        }
+        for name, value in _states(saved.plain).items():
+            for leaf in leaves_of(value):
+                owners[leaf.name] = (leaf.device, named.get(name), kinds.get(name, ""))
+        return owners
+
+    def _extra(self) -> dict[str, Any]:
+        if type(self._optimizer).state_dict is torch.optim.Optimizer.state_dict:
+            return {}
+        whole = self._optimizer.state_dict()
+        return {key: value for key, value in whole.items() if key not in ("state", "param_groups")}
+
+    def _hand_back(self, extra: dict[str, Any]) -> None:
+        if extra and type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), **extra})
+
+    def _create_groups(self, groups: list[SavedGroup], options: list[Any], matching: Matching) -> None:
+        named = self._parameters()
+        has_names = any("param_names" in group for group in self._optimizer.param_groups)
+        for number in matching.created:
+            names = [name for name in groups[number].parameters if name in named]
+            parameters = [(name.split("/", 1)[1], named[name]) if has_names else named[name] for name in names]
+            self._optimizer.add_param_group({**options[number], "params": parameters})
+
+    def _set_options(self, groups: list[SavedGroup], options: list[Any], matching: Matching, permits: Permits) -> None:
+        name_of = self._namer()
+        keeps_rate = f"{self._name}.lr" in permits.current
+        for number, host in matching.pairs:
+            group = self._optimizer.param_groups[host]
+            for key, value in options[number].items():
+                is_rate = key == "initial_lr" and keeps_rate
+                if key in group and (is_rate or f"{self._name}.{key}" in permits.current):
+                    continue
+                set_option(group, key, value)
+            reorder(group, name_of, groups[number].parameters)
+
+    def _set_state(self, state: dict[str, Any], other: dict[Any, Any], known: frozenset[str]) -> list[str]:
+        live, name_of = self._optimizer.state, self._namer()
+        named, before = self._parameters(), dict(live)
+        seen_live = Counter(id(part) for value in before.values() for part in _parts(value))
+        seen_saved = Counter(id(part) for value in state.values() for part in _parts(value))
+        own = {key for key, count in (*seen_live.items(), *seen_saved.items()) if count > 1}
+        listed = [(name_of(one), one, group) for group in self._optimizer.param_groups for one in group["params"]]
+        flags = {name: group for name, _, group in listed}
+        live.clear()
+        for name, value in state.items():
+            parameter = named.get(name)
+            if parameter is not None:
+                set_step(value, parameter, flags.get(name, {}))
+                live[parameter] = merge_state(before.get(parameter), value, own)
+        live.update(other)
+        left = [(name, one) for name, one, _ in listed if name not in known]
+        live.update((one, before[one]) for _, one in left if one in before)
+        return [name for name, _ in left]
+
+
+def _follow(tensor: torch.Tensor, kind: str, parameter: torch.Tensor | None, saved_kind: str) -> torch.Tensor:
+    # A named tensor is on its device already; a 0-dim one comes from the tree and starts on the CPU.
+    if tensor.dim() or parameter is None:
+        return tensor if tensor.dim() else to_kind(tensor, kind)
+    return tensor.to(parameter.device) if kind == saved_kind else to_kind(tensor, kind)
+
+
+def _device(kind: str) -> torch.device:
+    return to_kind(torch.empty(0), kind).device
+
+
+def _parts(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
+
+
+def _as_number(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def _class_of(optimizer: torch.optim.Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _parse_groups(saved: SavedItem) -> list[SavedGroup]:
+    groups = []
+    for group in _field(saved.plain, "groups", list):
+        names, devices = _field(group, "parameters", list), _field(group, "devices", list)
+        if len(names) != len(devices):
+            raise CorruptionError("a stored group names a device too many or too few", where="groups")
+        groups.append(SavedGroup(tuple(names), tuple(devices), _field(group, "options", dict)))
+    return groups
+
+
+def _states(plain: Any) -> dict[str, Any]:
+    """Return the stored state of each parameter by its qualified name, in stored order."""
+    states = _field(plain, "state", dict)
+    return {f"{item}/{name}": value for item in states for name, value in _field(states, item, dict).items()}
+
+
+def _field(holder: Any, key: str, kind: type) -> Any:
+    value = holder.get(key) if isinstance(holder, dict) else None
+    value = value.value if isinstance(value, Shared) else value
+    if type(value) is not kind:
+        raise CorruptionError(
+            "a stored optimizer item is malformed", where=key, expected=kind.__name__, found=type(value).__name__
+        )
+    return value
