@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.data import ResumableLoader
@@ -55,6 +55,7 @@ def test_a_run_cut_anywhere_gives_exactly_the_rest_of_each_epoch(
     assert to_the_end(again) == after(reference, cut)
 
 
+@settings(max_examples=50)
 @given(
     length=st.integers(1, 40),
     batch=st.integers(1, 12),
@@ -266,6 +267,8 @@ def test_a_rest_of_an_epoch_that_cannot_be_divided_is_refused_and_nothing_moves(
     before = loader.state_dict()
     with pytest.raises(RequestError, match="fewer samples than there are ranks"):
         loader.load_state_dict(saved.state_dict())
+    with pytest.raises(RequestError, match="fewer samples than there are ranks"):
+        loader.differences(saved.state_dict())
     assert loader.state_dict() == before
 
 

@@ -83,6 +83,16 @@ def test_a_loaded_state_ends_a_live_iterator_with_an_error() -> None:
         next(live)
 
 
+def test_another_iterator_ends_the_older_one_with_an_error() -> None:
+    sampler = ResumableSampler(10, batch_size=3, seed=5)
+    older = iter(sampler)
+    first = next(older)
+    newer = list(sampler)
+    with pytest.raises(RequestError, match="no longer the sampler's own"):
+        next(older)
+    assert [first, *newer] == epoch_of(10, 3, seed=5, epoch=0)
+
+
 def test_an_iterator_made_after_a_commit_starts_at_the_committed_place() -> None:
     sampler = ResumableSampler(10, batch_size=3, seed=5)
     live = iter(sampler)

@@ -7,7 +7,7 @@ import random
 import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.data import ResumableLoader, sample_generator
@@ -180,6 +180,7 @@ def test_per_sample_and_per_batch_streams_are_told_apart_by_the_state() -> None:
     assert [(one.word, one.saved, one.current) for one in differences] == [("rng", "sample-1", "batch-1")]
 
 
+@settings(max_examples=30)
 @given(cut=st.integers(0, 13), seed=st.integers(0, 2**64 - 1))
 def test_a_cut_anywhere_keeps_the_noise(cut: int, seed: int) -> None:
     def fresh() -> ResumableLoader:

@@ -209,6 +209,7 @@ class ResumableLoader:
         Raises:
             FormatVersionError: A newer version of safepoint wrote the state.
             MismatchError: The state is not one of this kind of loader, or names an unknown order.
+            RequestError: The rest of the epoch cannot be divided among the ranks.
         """
         return compare_record(parse_record(state), self._plan, streams=self._streams)
 

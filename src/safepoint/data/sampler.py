@@ -108,6 +108,7 @@ class ResumableSampler:
 
         Raises:
             MismatchError: The state is not one of a sampler or loader, or names an unknown order.
+            RequestError: The rest of the epoch cannot be divided among the ranks.
         """
         return compare_record(parse_record(state), self._plan, streams=_NO_STREAMS)
 
