@@ -24,6 +24,7 @@ WORDS = frozenset(
     {"world_size", "global_batch", "accumulation", "workers", "versions", "device", "determinism", "dataset"}
     | {"config", "scheduler", "rng", "probe"}
 )
+_SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data"}
 _VERSIONS = frozenset({"python", "implementation", "torch", "numpy", "cuda", "cudnn", "safepoint"})
 _DEVICE = frozenset({"device", "device_name", "cpu_capability", "machine", "threads", "interop_threads"})
 
@@ -56,7 +57,7 @@ class Contract:
         level: ``exact``, ``same_data`` or ``approximate``; a restore that can only keep less refuses.
         permit: Words of differences that are accepted although they lower the promise: ``world_size``,
             ``global_batch``, ``accumulation``, ``workers``, ``versions``, ``device``, ``determinism``, ``dataset``,
-            ``config``, ``scheduler``, ``rng``, ``probe``, and ``<item>.<what>`` such as ``model.added`` or
+            ``config``, ``scheduler``, ``rng``, ``probe``, ``epoch_end``, ``data_ahead``, ``replay``, and ``<item>.<what>`` such as ``model.added`` or
             ``optimizer.lr``. A bare hyper-parameter such as ``optimizer.lr`` keeps the current value;
             `permit(word, keep=...)` says otherwise.
 
@@ -133,6 +134,9 @@ def judge(saved: Conditions, current: Conditions, *, further: Sequence[Reason] =
             reasons.append(Reason(f"{item}.structure", "same_data", f"structure of {item!r}", *digests))
     reasons += configuration_reasons(saved.configuration, current.configuration)
     reasons += _tree_reasons("config", "approximate", "config", saved.config, current.config)
+    reasons += [
+        Reason(word, _SAVED_LEVELS.get(word, "approximate"), text, "", "") for word, text in saved.reasons.items()
+    ]
     reasons += further
     return Promise(lowest(reason.level for reason in reasons), tuple(reasons))
 
@@ -241,7 +245,6 @@ def _batch_reasons(saved: Conditions, current: Conditions) -> list[Reason]:
     if None not in (saved.accumulation, current.accumulation) and saved.accumulation != current.accumulation:
         windows = str(saved.accumulation), str(current.accumulation)
         reasons.append(Reason("accumulation", kept, "microbatches per update", *windows))
-    reasons += [Reason("rng", "same_data", text, "", "") for text in saved.reasons]
     return reasons
 
 

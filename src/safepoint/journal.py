@@ -8,13 +8,18 @@ Spec: F8.
 from __future__ import annotations
 
 import json
+import logging
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from safepoint.errors import CorruptionError, ObjectMissingError
+from safepoint.errors import CorruptionError, ObjectMissingError, StorageError
 from safepoint.format.names import journal_path
 from safepoint.storage.base import Storage
 
 _LIMIT_BYTES = 64 << 20
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +32,34 @@ class JournalSummary:
 
 
 class Journal:
-    """Write one incarnation's journal."""
+    """Write one incarnation's journal, from any thread.
+
+    A line that cannot be written is logged and lost: the journal is no reason to stop a training.
+    """
 
     def __init__(self, storage: Storage, incarnation: int) -> None:
         self._appender = storage.append(journal_path(incarnation))
+        self._lock = threading.Lock()
 
     def update(self, step: int) -> None:
         """Note that an update was completed."""
-        self._appender.replace_last(b'{"step": %d}' % step)
+        self._write(self._appender.replace_last, b'{"step": %d}' % step)
 
     def event(self, kind: str, **facts: object) -> None:
         """Note something that stays: ``committed``, ``deleted``, ``failed``, ``resumed``, ``closed``."""
-        self._appender.append(json.dumps({"event": kind, **facts}).encode("ascii"))
+        self._write(self._appender.append, json.dumps({"event": kind, **facts}).encode("ascii"))
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        self._appender.close()
+        with self._lock:
+            self._appender.close()
+
+    def _write(self, verb: Callable[[bytes], None], line: bytes) -> None:
+        with self._lock:
+            try:
+                verb(line)
+            except StorageError as exc:
+                _log.warning("a line of the journal could not be written: %s", exc)
 
 
 def read_journal(storage: Storage, incarnation: int) -> JournalSummary:

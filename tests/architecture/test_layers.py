@@ -29,9 +29,11 @@ LAYERS = (
     ("ambient",),
     ("storage", "group", "format"),
     ("contract", "progress"),
-    ("catalog", "state", "data", "faults"),
-    ("saving", "restoring", "retention", "schedule", "joining"),
-    ("manager",),
+    ("catalog", "state", "data", "faults", "journal"),
+    ("joining",),
+    ("saving", "restoring", "retention", "schedule", "boundary", "evidence", "checkpoints"),
+    ("saver", "conditions", "iteration", "membership"),
+    ("manager", "run"),
     ("drill", "audit", "report", "integrations", "interop", "testing"),
     ("cli",),
 )
@@ -39,7 +41,7 @@ LINE = {name: line for line, names in enumerate(LAYERS) for name in names}
 
 TORCH = frozenset({"torch", "torchdata", "safetensors.torch"})
 TORCH_PACKAGES = frozenset({"state", "data", "audit", "interop", "integrations"})
-TORCH_FREE_FILES = frozenset({"state/__init__.py", "state/item.py"})
+TORCH_FREE_FILES = frozenset({"state/__init__.py", "state/item.py", "state/snapshot.py"})
 
 CHANCE = frozenset({"time", "random", "uuid", "secrets", "socket"})
 CHANCE_OF_OS = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv", "urandom", "getrandom"})
@@ -49,7 +51,15 @@ PICKLES = frozenset({"pickle", "_pickle", "pickletools", "cloudpickle", "dill", 
 PROCESS_STARTERS = frozenset({"system", "popen", "fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve"})
 
 # What must be importable where torch cannot be: the format, the protocol, the reading commands and all crash tests.
-TORCH_FREE_UNITS = frozenset(LINE) - TORCH_PACKAGES - {"manager", "report", "testing"} | {"state.item"}
+TORCH_FREE_UNITS = frozenset(LINE) - TORCH_PACKAGES - {
+    "manager",
+    "run",
+    "boundary",
+    "conditions",
+    "iteration",
+    "report",
+    "testing",
+} | {"state.item", "state.snapshot"}
 
 ROOT_FILE = PACKAGE / "__init__.py"
 FILES = package_files()

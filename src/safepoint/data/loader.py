@@ -95,6 +95,8 @@ class ResumableLoader:
         identity = _identity_of(dataset, name, fingerprint)
         self.dataset = dataset
         self.batch_size = batch_size
+        # Called just before each batch is given to the loop; the manager puts the random streams in place here.
+        self.before_handing: Callable[[], None] | None = None
         self._plan = BatchPlan(identity, seed, shuffle, drop_last, batch_size, rank, world_size)
         self._epochs = epochs
         self._streams = PER_SAMPLE if sample_streams else PER_BATCH
@@ -314,6 +316,8 @@ class _Pass:
         if self._left == 0:
             raise InternalError("torch's loader gave a batch after the epoch's last", where=self._loader.identity.name)
         self._left -= 1
+        if self._loader.before_handing is not None:
+            self._loader.before_handing()
         self._loader._hand_out()
         return batch
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Generation, Lineage, list_generations
@@ -21,11 +22,12 @@ from safepoint.format.names import generation_path
 from safepoint.format.records import Refusal
 from safepoint.restoring.apply import apply, in_order, read_back
 from safepoint.restoring.match import Choice, Match, match
+from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import plan_reads
 from safepoint.restoring.read import read
 from safepoint.restoring.select import Wish, nothing_found, select
 from safepoint.restoring.validate import SavedState, validate
-from safepoint.state.item import Item, Permits
+from safepoint.state.item import Item, Permits, SavedItem
 from safepoint.storage.base import Storage
 
 
@@ -60,6 +62,21 @@ class Restored:
     notes: list[str] = field(default_factory=list)
     durations_s: dict[str, float] = field(default_factory=dict)
 
+    def report(self, *, step: int, replayed: int) -> RestoreReport:
+        """Return what the user is told."""
+        return RestoreReport(
+            step=step,
+            generation=None if self.saved is None else self.saved.manifest.generation,
+            promise=self.promise,
+            refused=tuple(self.refused.values()),
+            superseded=self.superseded,
+            replayed=replayed,
+            checks=tuple(self.checks),
+            left_fresh=self.left_fresh,
+            notes=tuple(self.notes),
+            durations_s=dict(self.durations_s),
+        )
+
 
 def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choice) -> Restored:
     """Restore the newest good checkpoint, or the step that was asked for, into the live items.
@@ -88,6 +105,38 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
             continue
         outcome.superseded = _superseded(context.storage, lineage, generation)
         return outcome
+
+
+def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
+    """Give one item that was registered after the restore its state from the same checkpoint.
+
+    A scheduler writes to its optimizer when it is made, so the optimizers' hyper-parameters are applied once more.
+
+    Raises:
+        MismatchError: The checkpoint has no such item, or it does not fit; nothing was touched.
+        CorruptionError: Its bytes are damaged.
+    """
+    item = context.items[name]
+    only = Choice(only=frozenset({name}))
+    matched = match(saved, {name: item}, only, context.contract.words)
+    permits = Permits(context.contract.words, context.contract.current)
+    if not matched.items:
+        return
+    read(context.storage, plan_reads(saved, {name: item.targets(saved.items[name], permits)}))
+    apply(saved, matched.items, permits)
+    if item.type == "scheduler":
+        optimizers = [entry for entry in context.items.values() if entry.type == "optimizer"]
+        for optimizer in optimizers:
+            if isinstance(optimizer, Reappliable) and optimizer.name in saved.items:
+                optimizer.reapply_hyperparameters(saved.items[optimizer.name], permits)
+
+
+@runtime_checkable
+class Reappliable(Protocol):
+    """An item whose settings can be applied again without its tensors."""
+
+    def reapply_hyperparameters(self, saved: SavedItem, permits: Permits) -> object:
+        """Set the hyper-parameters to the saved ones."""
 
 
 def _restore_one(context: RestoreContext, generation: Generation, choice: Choice, outcome: Restored) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from safepoint.catalog import Generation, GenerationState, Lineage, examine, list_generations
+from safepoint.catalog import Generation, GenerationState, Lineage, examine, list_generations, read_lineage
 from safepoint.errors import CorruptionError, NotFoundError, RequestError
 from safepoint.format.names import GenerationName
 from safepoint.format.records import Refusal
@@ -99,6 +99,22 @@ def nothing_found(storage: Storage, lineage: Lineage, wish: Wish, refused: Mappi
         found=f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint",
         remedy="Nothing was created. Check the path and the step: `safepoint ls` lists what is there.",
     )
+
+
+def check_run_is_there(storage: Storage, wish: Wish) -> None:
+    """Raise `NotFoundError` when something was asked for and the path holds no run; creates nothing.
+
+    Spec: C1.
+    """
+    if wish.step is None and not wish.required:
+        return
+    if not storage.root_exists() or read_lineage(storage, needs_chain=False).run is None:
+        raise NotFoundError(
+            "there is no run here",
+            where=storage.url,
+            expected="a run" if wish.step is None else f"a run with step {wish.step}",
+            remedy="Nothing was created. Check the path.",
+        )
 
 
 def _was_committed(storage: Storage, refusal: Refusal) -> bool:

@@ -14,7 +14,7 @@ from safepoint.format.encoding import INDEX_LIMIT_BYTES
 from safepoint.format.index import Index, ObjectReference, Tensor, decode_index
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import generation_path, index_name
-from safepoint.format.plain import decode_plain
+from safepoint.format.plain_decoding import decode_plain
 from safepoint.format.state_digest import item_digest
 from safepoint.state.item import SavedItem, TensorSpec
 from safepoint.storage.base import Storage

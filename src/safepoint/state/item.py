@@ -17,6 +17,10 @@ from typing import Protocol
 from safepoint.errors import Difference
 
 
+# The item that holds the global random streams; captured without being asked, so its name is reserved.
+STREAMS_ITEM = "rng"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Describe one stored tensor, or one box of it.

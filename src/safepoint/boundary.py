@@ -1,0 +1,183 @@
+"""The boundary: what was counted since the last one, and whether we stand on one now.
+
+1. Progress changes in `close` and `end_epoch` only.
+2. We stand on a boundary when nothing has happened since: no microbatch, no batch handed out, no optimizer step.
+3. Loaders and cursors are committed here and nowhere else, so that what is saved of them is of this boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol, cast, runtime_checkable
+
+from safepoint.data.sampler import ResumableSampler
+from safepoint.errors import RequestError
+from safepoint.progress import Progress
+from safepoint.state.steps import StepMonitor
+
+
+@runtime_checkable
+class Position(Protocol):
+    """A position in the input that separates what was handed out from what is finished with."""
+
+    @property
+    def uncommitted(self) -> int:
+        """Return how much was handed out since the last commit."""
+
+    def commit(self, batches: int | None = None, /) -> None:
+        """Count what was handed out as finished with; None for all of it."""
+
+
+class Boundary:
+    """Count microbatches, batches and optimizer steps between boundaries."""
+
+    def __init__(self, monitor: StepMonitor) -> None:
+        self.progress = Progress()
+        self.uses_end_epoch = False
+        self.longest_window = 0
+        self.epoch_batches = 0
+        self._monitor = monitor
+        self._positions: dict[str, Position] = {}
+        self._ahead: dict[str, int] = {}
+        self._microbatches = 0
+        self._dropped = 0
+        self._foreign_handed = 0
+        self._foreign_ahead = 0
+
+    def watch(self, name: str, item: object) -> None:
+        """Commit this object's position at each boundary, if it has one."""
+        if isinstance(item, Position):
+            self._positions[name] = item
+
+    def is_watched(self, entry: object) -> bool:
+        """Return whether an object keeps its own position and is committed here."""
+        return any(position is entry for position in self._positions.values())
+
+    def begin_at(self, progress: Progress, *, epoch_batches: int) -> None:
+        """Stand on the boundary of a restored checkpoint.
+
+        Args:
+            epoch_batches: Microbatches since that epoch's begin.
+        """
+        self.progress = progress
+        self.epoch_batches = epoch_batches
+        self._ahead = {}
+        self._microbatches = self._dropped = self._foreign_handed = self._foreign_ahead = 0
+        self._monitor.reset()
+
+    @property
+    def ahead(self) -> int:
+        """Return the number of batches of foreign loaders that are handed out and belong to no finished update."""
+        return self._foreign_ahead
+
+    def open_because(self) -> str:
+        """Return why we do not stand on a boundary; empty when we do."""
+        if self._microbatches:
+            return f"{self._microbatches} microbatches since the last update"
+        for name, position in self._positions.items():
+            if isinstance(position, ResumableSampler):
+                continue
+            if position.uncommitted > self._ahead.get(name, 0) + self._dropped:
+                return f"a batch of {name!r} was handed out since the last update"
+        if self._foreign_handed > self._foreign_ahead + self._dropped:
+            return "a batch was handed out since the last update"
+        return ""
+
+    def check_not_moved(self) -> None:
+        """Raise `RequestError` when an optimizer has stepped since the last boundary."""
+        moved = {name: count for name, count in self._monitor.counts().items() if count}
+        if moved:
+            raise RequestError(
+                "an optimizer has stepped since the last boundary, so the state is of no boundary",
+                where=", ".join(moved),
+                expected=f"the state after update {self.progress.step}",
+                found=", ".join(f"{count} more steps of {name!r}" for name, count in moved.items()),
+                remedy="Call after_update() after each optimizer step and before saving.",
+            )
+
+    def add_microbatch(self) -> None:
+        """Count one forward and backward within the window."""
+        self._microbatches += 1
+
+    def hand_out(self) -> None:
+        """Count one batch of a loader that keeps no count itself."""
+        self._foreign_handed += 1
+
+    def drop_batch(self) -> None:
+        """Count a batch that was handed out and not used."""
+        self._dropped += 1
+
+    def close(self, *, samples: int | None, tokens: int, batches: int | None) -> None:
+        """Close the window: one update is complete, and we stand on its boundary.
+
+        Args:
+            samples: What this rank consumed; None takes the loader's own count.
+            batches: How many batches belong to the update; None for all that were handed out.
+        """
+        if self.progress.epoch_end_due:
+            self.end_epoch()
+        window = self._window(batches)
+        if samples is None:
+            samples = sum(len(position.last_ids()) for position in self._loaders())
+        for name, position in self._positions.items():
+            self._commit(position, batches, window)
+            self._ahead[name] = position.uncommitted
+        counted = self._foreign_handed if batches is None else min(batches + self._dropped, self._foreign_handed)
+        self._foreign_handed = self._foreign_ahead = self._foreign_handed - counted
+        was_skipped = bool(self._monitor.counts()) and not any(self._monitor.counts().values())
+        self.longest_window = max(self.longest_window, window)
+        self.epoch_batches += window
+        self.progress = replace(
+            self.progress,
+            step=self.progress.step + 1,
+            microbatches=self.progress.microbatches + window,
+            samples=self.progress.samples + samples,
+            tokens=self.progress.tokens + tokens,
+            skipped=self.progress.skipped + was_skipped,
+            epoch_end_due=any(loader.epoch > self.progress.epoch for loader in self._loaders()),
+        )
+        self._microbatches = self._dropped = 0
+        self._monitor.reset()
+
+    def mark_epoch_end(self) -> None:
+        """Note that a loader without a count of its own has come to its end."""
+        self.progress = replace(self.progress, epoch_end_due=True)
+
+    def end_epoch(self) -> None:
+        """Close the epoch."""
+        self.progress = replace(self.progress, epoch=self.progress.epoch + 1, epoch_end_due=False)
+        self.epoch_batches = 0
+
+    def last_ids(self) -> dict[str, list[int]]:
+        """Return the sample indices handed out since the last boundary, for each loader that knows them."""
+        loaders = {name: position for name, position in self._positions.items() if hasattr(position, "last_ids")}
+        return {name: cast(_Loader, loader).last_ids() for name, loader in loaders.items()}
+
+    def _window(self, batches: int | None) -> int:
+        if self._microbatches:
+            return self._microbatches
+        if batches is not None:
+            return batches
+        handed = [position.uncommitted for position in self._loaders()]
+        return max([1, self._foreign_handed - self._dropped, *(count - self._dropped for count in handed)])
+
+    def _commit(self, position: Position, batches: int | None, window: int) -> None:
+        if isinstance(position, ResumableSampler):
+            # A sampler does not see which of its batches the loop has received: each microbatch is one.
+            position.commit(min(window + self._dropped, position.uncommitted))
+        elif batches is None or not hasattr(position, "last_ids"):
+            position.commit(None)
+        else:
+            position.commit(min(batches + self._dropped, position.uncommitted))
+
+    def _loaders(self) -> list[_Loader]:
+        return [cast(_Loader, entry) for entry in self._positions.values() if hasattr(entry, "last_ids")]
+
+
+class _Loader(Position, Protocol):
+    """A position in a data set, which knows its epoch and the samples it handed out."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def last_ids(self) -> list[int]: ...

@@ -1,0 +1,191 @@
+"""The conditions of a job: everything that a later restore compares with its own.
+
+Configuration and structure are taken when an item is registered, before anything is restored, so that two starts of one
+program compare what the program set, not how far it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from safepoint import __version__
+from safepoint.boundary import Boundary
+from safepoint.contract import Contract, Promise, Reason, check_contract
+from safepoint.data.cursor import Replay
+from safepoint.format.digest import digest_bytes
+from safepoint.format.manifest import Conditions, Manifest, ProgressRecord
+from safepoint.format.plain import encode_plain
+from safepoint.saving.capture import Snapshot, capture
+from safepoint.state.environment import describe
+from safepoint.state.item import Item
+from safepoint.state.registry import Registry
+
+
+@runtime_checkable
+class Configured(Protocol):
+    """An item with settings that the program chose."""
+
+    def configuration(self) -> object:
+        """Return the settings as a plain value."""
+
+
+@runtime_checkable
+class Structured(Protocol):
+    """An item with a structure."""
+
+    def structure(self) -> object:
+        """Return the structure as a plain value."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """An item that counts its own steps."""
+
+    def count(self) -> int | None:
+        """Return how many steps the live object has counted; None if it does not count."""
+
+
+@dataclass(slots=True)
+class Registration:
+    """Hold what items were like when they were registered."""
+
+    configuration: dict[str, Any] = field(default_factory=dict)
+    structure: dict[str, str] = field(default_factory=dict)
+
+    def add(self, item: Item) -> None:
+        """Note an item's configuration and structure."""
+        if isinstance(item, Configured):
+            settings = encode_plain(item.configuration(), path=f"{item.name} (configuration)")
+            self.configuration[item.name] = {"kind": item.type, "settings": settings}
+        if isinstance(item, Structured):
+            tree = encode_plain(item.structure(), path=f"{item.name} (structure)")
+            self.structure[item.name] = digest_bytes(msgspec.json.encode(tree))
+
+
+class Circumstances:
+    """Tell the conditions of now, and what only the live objects know of a restore's promise.
+
+    Args:
+        registry: The live objects and their items.
+        boundary: Where the run stands.
+        world_size: Number of ranks.
+        config: The user's own settings, a plain value.
+        accumulation: Microbatches per update, if declared.
+    """
+
+    def __init__(
+        self, registry: Registry, boundary: Boundary, *, world_size: int, config: object, accumulation: int | None
+    ) -> None:
+        self._registry = registry
+        self._boundary = boundary
+        self._world_size = world_size
+        self._config = encode_plain(config, path="config")
+        self._declared = accumulation
+        self._saved_accumulation: int | None = None
+        self._registration = Registration()
+
+    def add(self, item: Item) -> None:
+        """Note an item as it is registered."""
+        self._registration.add(item)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return versions, devices and switches of now."""
+        return {**describe(), "safepoint": __version__}
+
+    def now(self) -> Conditions:
+        """Return the conditions of now."""
+        objects = self._registry.objects
+        batches = [
+            batch for entry in objects.values() if isinstance(batch := getattr(entry, "global_batch", None), int)
+        ]
+        return Conditions(
+            world_size=self._world_size,
+            global_batch=batches[0] if batches else None,
+            accumulation=self._declared or self._boundary.longest_window or None,
+            environment=self.environment,
+            structure=dict(self._registration.structure),
+            configuration=dict(self._registration.configuration),
+            datasets={name: _identity(entry) for name, entry in objects.items() if is_dataclass(_identity_of(entry))},
+            config=self._config,
+            counts=self._counts(),
+            reasons=self._reasons(),
+        )
+
+    def snapshot(self, *, metrics: Mapping[str, float], probe: object, contract: str) -> Snapshot:
+        """Return everything that belongs to the boundary we stand on; the tensors still lie in live memory.
+
+        Raises:
+            RequestError: A value cannot be stored; named by its path.
+        """
+        progress = self._boundary.progress
+        return Snapshot(
+            progress=ProgressRecord(**{name: getattr(progress, name) for name in ProgressRecord.__struct_fields__}),
+            items=capture(list(self._registry.items.values())),
+            conditions=self.now(),
+            metrics={name: encode_plain(value) for name, value in metrics.items()},
+            probe=encode_plain(probe, path="probe"),
+            contract=contract,
+        )
+
+    def reasons_for(self, manifest: Manifest) -> list[Reason]:
+        """Return what the live objects know of the promise: the replay policy of external inputs."""
+        reasons = []
+        for name, entry in self._registry.objects.items():
+            replay = getattr(entry, "replay", None)
+            if isinstance(replay, Replay) and replay.level != "exact":
+                reasons.append(Reason("replay", replay.level, f"{name}: {replay.reason}", "", ""))
+        return reasons
+
+    def resume(self, manifest: Manifest | None) -> None:
+        """Remember what the first updates are compared with."""
+        self._saved_accumulation = None if manifest is None else manifest.conditions.accumulation
+        self._boundary.longest_window = 0
+
+    def check_accumulation(self, contract: Contract) -> None:
+        """Compare the windows seen since a restore with those of the saved run.
+
+        Raises:
+            ContractError: An update has another number of microbatches, and the contract does not permit it.
+        """
+        saved, seen = self._saved_accumulation, self._boundary.longest_window
+        if saved is None or self._declared is not None:
+            return
+        is_short_last = seen < saved and self._boundary.progress.epoch_end_due
+        if not is_short_last:
+            self._saved_accumulation = None
+        if seen != saved and not is_short_last:
+            reason = Reason("accumulation", "approximate", "microbatches per update", str(saved), str(seen))
+            check_contract(contract, Promise("approximate", (reason,)), where=f"update {self._boundary.progress.step}")
+
+    def _counts(self) -> dict[str, int]:
+        counted = {name: item.count() for name, item in self._registry.items.items() if isinstance(item, Counted)}
+        counts = {name: count for name, count in counted.items() if count is not None}
+        return {**counts, "epoch_batches": self._boundary.epoch_batches, "batches_ahead": self._boundary.ahead}
+
+    def _reasons(self) -> dict[str, str]:
+        reasons = {}
+        if self._boundary.ahead:
+            reasons["data_ahead"] = f"{self._boundary.ahead} batches were handed out and not used when this was saved"
+        if self._boundary.progress.epoch_end_due and not self._boundary.uses_end_epoch and self._has_epoch_schedule():
+            reasons["epoch_end"] = "saved between an epoch's last update and its scheduler step; call end_epoch()"
+        return reasons
+
+    def _has_epoch_schedule(self) -> bool:
+        """Return whether a scheduler counts far fewer steps than there were updates: it is stepped once an epoch."""
+        step = self._boundary.progress.step
+        items = self._registry.items.values()
+        counts = [item.count() for item in items if item.type == "scheduler" and isinstance(item, Counted)]
+        return any(count is not None and count < step and count <= self._boundary.progress.epoch for count in counts)
+
+
+def _identity_of(entry: object) -> object:
+    return getattr(entry, "identity", None)
+
+
+def _identity(entry: object) -> Any:
+    return encode_plain(asdict(_identity_of(entry)))  # type: ignore[call-overload]  # the caller checked

@@ -1,0 +1,98 @@
+"""One start's hold on a run: its claim, its heartbeat, its journal, and the lineage it goes on from."""
+
+from __future__ import annotations
+
+from safepoint.ambient import Ambient
+from safepoint.catalog import Lineage, read_lineage
+from safepoint.errors import InternalError
+from safepoint.format.records import LineageLink, Refusal
+from safepoint.joining.claim import claim_incarnation, record_resumed
+from safepoint.joining.holder import Heartbeat
+from safepoint.journal import Journal, read_journal
+from safepoint.storage.base import Storage
+
+
+class Session:
+    """Hold a run from the claim of a number until `close`.
+
+    Args:
+        needs_chain: Whether a lineage that cannot be told refuses the join.
+        takeover: Fence a living holder out instead of being refused.
+
+    Raises:
+        FencedError: Another living process holds the run.
+        CorruptionError: The run's records cannot be trusted.
+
+    Spec: C1.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        ambient: Ambient,
+        *,
+        world_size: int,
+        versions: dict[str, str],
+        takeover: bool,
+        needs_chain: bool = True,
+    ) -> None:
+        self._storage = storage
+        self._ambient = ambient
+        self._chain: tuple[LineageLink, ...] = ()
+        self._journal: Journal | None = None
+        self.claim = claim_incarnation(storage, ambient, world_size=world_size, versions=versions, takeover=takeover)
+        self._heartbeat = Heartbeat(storage, self.claim.incarnation)
+        try:
+            self.lineage: Lineage = read_lineage(storage, needs_chain=needs_chain)
+        except BaseException:
+            self._heartbeat.close()
+            raise
+
+    @property
+    def chain(self) -> tuple[LineageLink, ...]:
+        """Return the lineage that ends with this incarnation; empty until `record`."""
+        return self._chain
+
+    @property
+    def journal(self) -> Journal:
+        """Return the journal of this incarnation, once it has recorded what it resumed."""
+        if self._journal is None:
+            raise InternalError("a session that recorded nothing has no journal")
+        return self._journal
+
+    def furthest_step(self) -> int:
+        """Return the last update that earlier starts on the lineage are known to have done; 0 when none is known."""
+        journals = (read_journal(self._storage, link.incarnation) for link in self.lineage.chain)
+        return max((journal.last_step for journal in journals if journal.last_step is not None), default=0)
+
+    def record(
+        self,
+        *,
+        resumed: str | None,
+        step: int,
+        chain: tuple[LineageLink, ...],
+        refused: tuple[Refusal, ...],
+        branch: bool,
+    ) -> None:
+        """Record what this start goes on from. Until then it saves nothing.
+
+        Spec: C1.
+        """
+        self._chain = record_resumed(
+            self._storage,
+            self._ambient,
+            self.claim,
+            resumed=resumed,
+            step=step,
+            chain=chain,
+            refused=refused,
+            branch=branch,
+        )
+        self._journal = Journal(self._storage, self.claim.incarnation)
+        self._journal.event("resumed", generation=resumed, step=step)
+
+    def close(self) -> None:
+        """Let the run go, and say so. Idempotent."""
+        if self._journal is not None:
+            self._journal.close()
+        self._heartbeat.close()

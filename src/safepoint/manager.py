@@ -1,0 +1,407 @@
+"""The checkpoint manager: the one object that a training loop holds.
+
+`restore()` joins the run and goes on from its newest good checkpoint; `after_update()` marks each boundary and saves
+when it is time; `close()` waits and raises what is owed. The phases themselves are in `saving/` and `restoring/`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from safepoint.ambient import Ambient, SystemAmbient
+from safepoint.boundary import Boundary
+from safepoint.checkpoints import Checkpoint, list_checkpoints
+from safepoint.conditions import Circumstances
+from safepoint.contract import Contract
+from safepoint.errors import InternalError, RequestError, SafepointError
+from safepoint.evidence import Evidence, watched_url
+from safepoint.format.manifest import ProgressRecord
+from safepoint.group.solo import SoloGroup
+from safepoint.iteration import epochs_left, rest_of_epoch
+from safepoint.joining.session import Session
+from safepoint.membership import Membership, record_start
+from safepoint.progress import Progress
+from safepoint.restoring.match import Choice
+from safepoint.restoring.outcome import RestoreReport
+from safepoint.restoring.restore import RestoreContext, Restored, restore, restore_late
+from safepoint.restoring.select import Wish, check_run_is_there
+from safepoint.retention.policy import Keep
+from safepoint.saver import Saver
+from safepoint.saving.background import SaveHandle
+from safepoint.saving.capture import Snapshot
+from safepoint.schedule import Schedule
+from safepoint.state.placement import StreamPlacement
+from safepoint.state.probe import Probe, as_probe
+from safepoint.state.registry import Registry
+from safepoint.state.steps import StepMonitor
+from safepoint.storage.base import Storage
+from safepoint.storage.url import open_storage
+
+_log = logging.getLogger(__name__)
+
+
+class CheckpointManager:
+    """Save and restore one training run.
+
+    Args:
+        url: The run's folder, or a URL such as ``memory://``. Created by the first start.
+        state: The items by name: modules, optimizers, schedulers, gradient scalers, generators, dicts, loaders,
+            anything with ``state_dict`` and ``load_state_dict``. The global random streams are captured unasked.
+        contract: What a restore must keep, and which changes it accepts.
+        save: When `after_update` saves; None saves only on `save()`.
+        keep: Which checkpoints stay; None keeps all.
+        background: Write while training goes on; the copy is made at the boundary in any case.
+        config: The user's own settings, a plain value; a restore compares them.
+        accumulation: Microbatches per update, if declared; else it is observed.
+        probe: A function without side effects that returns a number or a dict of numbers for a fixed batch, or a `Probe`;
+            its value is stored at each save and compared after a restore.
+        takeover: Fence out a process that holds the run, instead of being refused.
+        restart: Begin at step 0 although there are checkpoints; they become superseded.
+        deadline_s: How long a save waits for other ranks.
+        read_back: Capture the live state after a restore and compare its digests with the manifest's.
+        storage: Where the bytes go, in place of `url`.
+        ambient: The reader of clock, entropy and environment; replaced in tests.
+
+    Raises:
+        RequestError: An item cannot be captured, or a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        state: Mapping[str, object],
+        *,
+        contract: Contract | None = None,
+        save: Schedule | None = None,
+        keep: Keep | None = None,
+        background: bool = False,
+        config: object = None,
+        accumulation: int | None = None,
+        probe: Probe | Any = None,
+        takeover: bool = False,
+        restart: bool = False,
+        deadline_s: float = 60.0,
+        read_back: bool = True,
+        storage: Storage | None = None,
+        ambient: Ambient | None = None,
+    ) -> None:
+        self._ambient = ambient or SystemAmbient()
+        self._storage = storage or open_storage(watched_url(url, self._ambient))
+        self._contract = contract or Contract()
+        self._probe = as_probe(probe)
+        self._reads_back = read_back
+        self._group = SoloGroup()
+        self._registry = Registry()
+        self._evidence = Evidence.find(self._ambient, self._registry.items)
+        self._saver = Saver(
+            self._storage,
+            self._group,
+            self._ambient,
+            schedule=save or Schedule(),
+            keep=keep,
+            background=background,
+            deadline_s=deadline_s,
+            evidence=self._evidence,
+        )
+        self._monitor = StepMonitor(self._registry.optimizers)
+        self._monitor.guard(self._check_nothing_is_late)
+        self._boundary = Boundary(self._monitor)
+        self._placement = StreamPlacement()
+        self._circumstances = Circumstances(
+            self._registry, self._boundary, world_size=self._group.world_size, config=config, accumulation=accumulation
+        )
+        self._membership = Membership(
+            self._storage, self._ambient, world_size=self._group.world_size, takeover=takeover, restart=restart
+        )
+        self._restored = Restored()
+        self._late: frozenset[str] = frozenset()
+        self._metrics: dict[str, float] = {}
+        self._unusable = ""
+        for name, entry in state.items():
+            self._add(name, entry)
+
+    @property
+    def progress(self) -> Progress:
+        """Return the counters at the last boundary."""
+        return self._boundary.progress
+
+    @property
+    def epoch_end_due(self) -> bool:
+        """Return whether an epoch's last update is done and `end_epoch` has not been called."""
+        return self._boundary.progress.epoch_end_due
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the usable checkpoints of the run, newest first."""
+        return list_checkpoints(self._storage) if self._storage.root_exists() else []
+
+    def register(self, name: str, entry: object) -> None:
+        """Add an item. After a restore that named it as late, it gets its state at once.
+
+        Raises:
+            RequestError: The name is taken, or the object cannot be captured.
+            MismatchError: Something was restored, and the item is neither late nor permitted to be new.
+        """
+        self._add(name, entry)
+        if self._restored.saved is None:
+            return
+        try:
+            restore_late(self._restore_context(), self._restored.saved, name)
+        except SafepointError:
+            self._registry.remove(name)
+            raise
+        self._late -= {name}
+
+    def restore(
+        self,
+        *,
+        step: int | None = None,
+        branch: bool = False,
+        required: bool = False,
+        skip: Iterable[str] = (),
+        items: Iterable[str] | None = None,
+        late: Iterable[str] = (),
+    ) -> RestoreReport:
+        """Join the run and restore its newest good checkpoint, or report a fresh start.
+
+        A second call goes back within one process: it joins anew. Iterators of loaders made before are void.
+
+        Args:
+            step: Restore this step and no other.
+            branch: Go back to an older step on purpose; newer checkpoints become superseded.
+            required: Finding nothing is an error, not a fresh start.
+            skip: Items to leave as they are.
+            items: The only items to restore.
+            late: Items that are registered after this call, before the next optimizer step.
+
+        Raises:
+            NotFoundError: Nothing matches, and a step was asked for or `required`; nothing was created.
+            CorruptionError: Only damaged checkpoints were found.
+            MismatchError: The checkpoint does not fit; nothing was touched.
+            ContractError: The promise asked for cannot be kept; nothing was touched.
+            FencedError: Another living process holds the run.
+        """
+        self._saver.raise_owed(waits=True, is_explicit=True)
+        self._membership.leave()
+        wish = Wish(step, branch, required)
+        choice = Choice(frozenset(skip), None if items is None else frozenset(items), frozenset(late))
+        check_run_is_there(self._storage, wish)
+        session = self._membership.join(wish, self._circumstances.environment)
+        try:
+            restored = Restored()
+            if not self._membership.restarts:
+                restored = restore(self._restore_context(), session.lineage, wish, choice)
+            report = self._settle_on(session, restored, choice, is_branch=branch)
+        except BaseException:
+            session.close()
+            raise
+        self._membership.hold(session)
+        self._unusable = ""
+        self._evidence.tell(
+            "restored",
+            step=report.step,
+            generation=report.generation,
+            promise=report.promise.level,
+            replayed=report.replayed,
+            refused=[f"{entry.generation}/{entry.file}: {entry.reason}" for entry in report.refused],
+            is_fresh=report.is_fresh,
+        )
+        return report
+
+    def after_microbatch(self) -> None:
+        """Count one forward and backward of an accumulation window, the last one of the window included."""
+        self._boundary.add_microbatch()
+
+    def skip_batch(self) -> None:
+        """Count a batch that was handed out and is not used for an update."""
+        self._boundary.drop_batch()
+
+    def after_update(
+        self,
+        *,
+        samples: int | None = None,
+        tokens: int = 0,
+        batches: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Mark the boundary after a completed update; save here when it is time.
+
+        Args:
+            samples: What this rank consumed in the update; the loader's own count if absent.
+            tokens: Tokens that this rank consumed.
+            batches: Batches that belong to the update, for loops that fetch ahead; all handed out if absent.
+            metrics: Numbers of this update (0-dim tensors too); stored with the checkpoint, used by ``keep(best=...)``.
+
+        Raises:
+            SafepointError: A background save failed and its policy is to raise; a save made here failed.
+        """
+        session = self._require_session()
+        self._saver.raise_owed(waits=False)
+        ids = self._boundary.last_ids() if self._evidence.is_watched else {}
+        self._boundary.close(samples=samples, tokens=tokens, batches=batches)
+        self._circumstances.check_accumulation(self._contract)
+        self._metrics = {name: float(value) for name, value in (metrics or {}).items()}
+        session.journal.update(self.progress.step)
+        self._evidence.show_update(self.progress.step, self._metrics, ids)
+        if not (self.epoch_end_due and self._boundary.uses_end_epoch):
+            self._save_if_due()
+
+    def end_epoch(self) -> None:
+        """Close the epoch whose last update is done: after the per-epoch scheduler step and validation.
+
+        A save that fell due at the epoch's last update is made here.
+
+        Raises:
+            RequestError: No epoch's end is due.
+        """
+        self._require_session()
+        if not self.epoch_end_due:
+            raise RequestError("no epoch has come to its end", found=f"step {self.progress.step}, {self.progress}")
+        self._boundary.uses_end_epoch = True
+        self._boundary.end_epoch()
+        self._save_if_due()
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left of `total`, closing each after the loop's body."""
+        return epochs_left(total, self._boundary, self.end_epoch)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of the rest of one epoch, with the random streams in place before the first one.
+
+        Needed for loaders other than safepoint's own; right for all. Directly after a restore at an epoch's end it
+        yields nothing, so that what follows the epoch is done.
+        """
+        return rest_of_epoch(loader, self._boundary, self._placement)
+
+    def save(self) -> SaveHandle:
+        """Save this boundary now; inside an accumulation window, at its end.
+
+        Returns:
+            A handle: `staged`, `committed`, `wait()`, and `deferred` when the save is made at the end of the window.
+
+        Raises:
+            SafepointError: The save failed (not in the background), or the one before it did.
+        """
+        self._require_session()
+        why = self._boundary.open_because()
+        if why:
+            return self._saver.defer(f"{why}; saved after update {self.progress.step + 1}")
+        self._boundary.check_not_moved()
+        return self._save_now(SaveHandle(is_explicit=True))
+
+    def wait(self, *, deadline_s: float | None = None) -> None:
+        """Wait for the save in flight, and raise its failure.
+
+        Raises:
+            AbortedError: It took longer than the deadline; it goes on.
+        """
+        self._saver.raise_owed(waits=True, deadline_s=deadline_s, is_explicit=True)
+
+    def close(self) -> None:
+        """Make a save that is still due, wait for the one in flight, raise what is owed, and let the run go.
+
+        Raises:
+            SafepointError: A save failed.
+        """
+        try:
+            if self._membership.is_joined and not self._boundary.open_because():
+                self._save_if_due()
+            self._saver.raise_owed(waits=True, is_explicit=True)
+            self._evidence.tell("closed")
+        finally:
+            self._release()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self._saver.raise_owed(waits=True, is_explicit=True)
+        except SafepointError as failure:
+            # The exception of the training is the one to be seen.
+            _log.error("a save failed while another error ended the training: %s", failure)
+        finally:
+            self._release()
+
+    def _add(self, name: str, entry: object) -> None:
+        item = self._registry.add(name, entry)
+        self._circumstances.add(item)
+        self._boundary.watch(name, entry)
+        if hasattr(entry, "before_handing"):
+            entry.before_handing = self._placement.place
+
+    def _restore_context(self) -> RestoreContext:
+        return RestoreContext(
+            storage=self._storage,
+            ambient=self._ambient,
+            items=self._registry.items,
+            contract=self._contract,
+            conditions=self._circumstances.now(),
+            further=self._circumstances.reasons_for,
+            on_touch=self._mark_touched,
+            reads_back=self._reads_back,
+        )
+
+    def _mark_touched(self) -> None:
+        self._unusable = "a restore did not come to its end, so the live objects may hold a mixture"
+
+    def _settle_on(self, session: Session, restored: Restored, choice: Choice, *, is_branch: bool) -> RestoreReport:
+        """Stand on the restored boundary, record it, and make the report."""
+        manifest = restored.saved.manifest if restored.saved is not None else None
+        progress = Progress() if manifest is None else _progress_of(manifest.progress)
+        counts = {} if manifest is None else manifest.conditions.counts
+        self._boundary.begin_at(progress, epoch_batches=counts.get("epoch_batches", 0))
+        self._circumstances.resume(manifest)
+        if self._probe is not None and manifest is not None and "probe" not in self._contract.words:
+            self._probe.check(manifest.probe)
+        replayed = record_start(session, restored, is_branch=is_branch)
+        self._restored, self._late = restored, choice.late
+        self._saver.begin_at(progress.step)
+        self._placement.disarm()
+        if self._boundary.epoch_batches and not progress.epoch_end_due:
+            self._placement.arm()
+        return restored.report(step=progress.step, replayed=replayed)
+
+    def _check_nothing_is_late(self) -> None:
+        if self._late:
+            raise RequestError(
+                "an optimizer is about to step before a late item has its state",
+                expected="register() of " + ", ".join(sorted(self._late)),
+                remedy="Register late items before the first update after a restore.",
+            )
+
+    def _require_session(self) -> Session:
+        if self._unusable:
+            raise InternalError(self._unusable, remedy="Restore a good checkpoint, or end the process.")
+        return self._membership.require(self._circumstances.environment)
+
+    def _save_if_due(self) -> None:
+        handle = self._saver.take_due(self.progress.step)
+        if handle is not None:
+            self._save_now(handle)
+
+    def _save_now(self, handle: SaveHandle) -> SaveHandle:
+        self._check_nothing_is_late()
+        self._saver.save(self._require_session(), self._snapshot, handle)
+        return handle
+
+    def _snapshot(self) -> Snapshot:
+        numbers = None if self._probe is None else self._probe.measure()
+        return self._circumstances.snapshot(metrics=self._metrics, probe=numbers, contract=self._contract.level)
+
+    def _release(self) -> None:
+        self._monitor.close()
+        self._saver.close()
+        self._membership.leave()
+
+
+def _progress_of(record: ProgressRecord) -> Progress:
+    return Progress(**{name: getattr(record, name) for name in ProgressRecord.__struct_fields__})

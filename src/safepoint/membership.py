@@ -1,0 +1,103 @@
+"""A manager's membership of its run: join, record what is resumed, leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from safepoint.ambient import Ambient
+from safepoint.checkpoints import list_checkpoints
+from safepoint.errors import RequestError
+from safepoint.joining.session import Session
+from safepoint.restoring.restore import Restored
+from safepoint.restoring.select import Wish
+from safepoint.storage.base import Storage
+
+
+class Membership:
+    """Hold at most one session at a time.
+
+    Args:
+        world_size: Number of ranks.
+        takeover: Fence out a process that holds the run, instead of being refused.
+        restart: Pass over the checkpoints that there are, once.
+    """
+
+    def __init__(self, storage: Storage, ambient: Ambient, *, world_size: int, takeover: bool, restart: bool) -> None:
+        self._storage = storage
+        self._ambient = ambient
+        self._world_size = world_size
+        self._takeover = takeover
+        self._session: Session | None = None
+        self.restarts = restart
+
+    @property
+    def is_joined(self) -> bool:
+        """Return whether a session is held."""
+        return self._session is not None
+
+    def join(self, wish: Wish, environment: Mapping[str, str]) -> Session:
+        """Claim the next number and return the session, which is not yet held: see `hold`.
+
+        Raises:
+            FencedError: Another living process holds the run.
+            CorruptionError: The run's records cannot be trusted.
+        """
+        return Session(
+            self._storage,
+            self._ambient,
+            world_size=self._world_size,
+            versions=dict(environment),
+            takeover=self._takeover,
+            needs_chain=not (self.restarts or (wish.branch and wish.step is not None)),
+        )
+
+    def hold(self, session: Session) -> None:
+        """Hold a session that has recorded what it resumed."""
+        self._session = session
+        self.restarts = False
+
+    def require(self, environment: Mapping[str, str]) -> Session:
+        """Return the session; a first boundary without a restore joins here, and passes over no checkpoint.
+
+        Raises:
+            RequestError: The run has checkpoints, and the training did not start from one.
+        """
+        if self._session is not None:
+            return self._session
+        session = self.join(Wish(), environment)
+        try:
+            if session.lineage.chain and not self.restarts and list_checkpoints(self._storage):
+                raise RequestError(
+                    "the run has checkpoints, and this training did not start from one",
+                    where=self._storage.url,
+                    remedy="Call restore() before the first update, or pass restart=True to begin anew.",
+                )
+            record_start(session, Restored(), is_branch=False)
+        except BaseException:
+            session.close()
+            raise
+        self.hold(session)
+        return session
+
+    def leave(self) -> None:
+        """Let the session go, and say so. Idempotent."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def record_start(session: Session, restored: Restored, *, is_branch: bool) -> int:
+    """Record what a session resumes, durably, and return how many updates are known to be done again.
+
+    Spec: C1.
+    """
+    manifest = None if restored.saved is None else restored.saved.manifest
+    replayed = 0 if manifest is None else max(0, session.furthest_step() - manifest.step)
+    session.record(
+        resumed=None if manifest is None else manifest.generation,
+        step=0 if manifest is None else manifest.step,
+        chain=() if manifest is None else manifest.lineage,
+        refused=tuple(restored.refused.values()),
+        branch=is_branch,
+    )
+    return replayed

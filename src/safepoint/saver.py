@@ -1,0 +1,169 @@
+"""The saver: runs a manager's saves one after the other, and owns up to failures.
+
+The policy for a save that failed on schedule: warn, keep the older checkpoints, raise at the third in a row. A fenced
+start, a torn snapshot, a bug, an explicit `save()`, `wait()` and `close()` always raise. Retention runs after a
+committed save and never after a failed one.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+
+from safepoint.ambient import Ambient
+from safepoint.errors import FencedError, InternalError, OutcomeUnknownError, SafepointError, TornSnapshotError
+from safepoint.evidence import Evidence
+from safepoint.group.base import Group
+from safepoint.joining.session import Session
+from safepoint.retention.policy import Keep
+from safepoint.retention.retain import retain
+from safepoint.saving.background import BackgroundSaver, SaveHandle
+from safepoint.saving.capture import Snapshot
+from safepoint.saving.save import SaveContext, SaveResult, StagedSave, begin, finish
+from safepoint.saving.stage import StagingBuffer
+from safepoint.schedule import Schedule
+from safepoint.storage.base import Storage
+
+TOLERATED_FAILURES = 2
+
+_log = logging.getLogger(__name__)
+
+
+class Saver:
+    """Save the snapshots of one manager.
+
+    Args:
+        schedule: When a save is due.
+        keep: Which checkpoints stay; None keeps all.
+        background: Whether the second half of a save runs beside the training.
+        deadline_s: How long a save waits for other ranks.
+        evidence: Told each phase and each commit.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        group: Group,
+        ambient: Ambient,
+        *,
+        schedule: Schedule,
+        keep: Keep | None,
+        background: bool,
+        deadline_s: float,
+        evidence: Evidence,
+    ) -> None:
+        self._storage = storage
+        self._group = group
+        self._ambient = ambient
+        self._schedule = schedule
+        self._keep = keep
+        self._is_background = background
+        self._deadline_s = deadline_s
+        self._evidence = evidence
+        self._buffer = StagingBuffer()
+        self._thread = BackgroundSaver()
+        self._failures = 0
+        self._unknown: set[str] = set()
+        self._deferred: SaveHandle | None = None
+        self._last_step, self._last_time = 0, ambient.monotonic()
+
+    def begin_at(self, step: int) -> None:
+        """Count the schedule from this step and from now on."""
+        self._last_step, self._last_time = step, self._ambient.monotonic()
+
+    def defer(self, why: str) -> SaveHandle:
+        """Promise a save at the next boundary, and return its handle."""
+        self._deferred = self._deferred or SaveHandle(deferred=why, is_explicit=True)
+        return self._deferred
+
+    def take_due(self, step: int) -> SaveHandle | None:
+        """Return the handle of the save that is to be made at this boundary; None when none is due."""
+        handle, self._deferred = self._deferred, None
+        seconds = self._ambient.monotonic() - self._last_time
+        is_due = self._schedule.is_due(step=step, last_step=self._last_step, seconds=seconds)
+        return handle or (SaveHandle() if is_due else None)
+
+    def save(self, session: Session, snapshot: Callable[[], Snapshot], handle: SaveHandle) -> None:
+        """Save what `snapshot` captures. Returns when live memory is no longer needed, or, in the foreground, when done.
+
+        Args:
+            snapshot: Captures the boundary; called after the save before has ended.
+            handle: Told what comes of it.
+
+        Raises:
+            SafepointError: This save or the one before failed, and the policy is to raise.
+        """
+        self.raise_owed(waits=True, is_explicit=handle.is_explicit)
+        context = SaveContext(
+            storage=self._storage,
+            group=self._group,
+            ambient=self._ambient,
+            claim=session.claim,
+            chain=session.chain,
+            deadline_s=self._deadline_s,
+            buffer=self._buffer,
+            on_phase=lambda phase: self._evidence.tell("phase", phase=phase),
+        )
+        taken = snapshot()
+        self.begin_at(taken.progress.step)
+        staged = begin(context, taken)
+        handle.mark_staged()
+        if self._is_background:
+            self._thread.launch(handle, lambda: self._finish(context, session, staged))
+            return
+        handle.run(lambda: self._finish(context, session, staged))
+        self._own_up(handle, is_explicit=handle.is_explicit)
+
+    def raise_owed(self, *, waits: bool, deadline_s: float | None = None, is_explicit: bool = False) -> None:
+        """Raise or warn about the failure of a background save that has ended; by the policy, unless explicit.
+
+        Raises:
+            AbortedError: A wait took longer than `deadline_s`; the save goes on.
+        """
+        handle = self._thread.settle(waits=waits, deadline_s=deadline_s)
+        if handle is not None:
+            self._own_up(handle, is_explicit=is_explicit or handle.is_explicit)
+
+    def close(self) -> None:
+        """End; what is owed must have been raised."""
+        self._thread.close()
+
+    def _finish(self, context: SaveContext, session: Session, staged: StagedSave) -> SaveResult:
+        try:
+            result = finish(context, staged)
+        except OutcomeUnknownError:
+            self._unknown.add(str(staged.generation))
+            raise
+        session.journal.event("committed", generation=result.generation, step=result.step)
+        self._retain(session)
+        self._evidence.tell("committed", step=result.step, generation=result.generation)
+        return result
+
+    def _retain(self, session: Session) -> None:
+        report = retain(
+            self._storage,
+            run=session.claim.run,
+            incarnation=session.claim.incarnation,
+            policy=self._keep,
+            ambient=self._ambient,
+            unknown=frozenset(self._unknown),
+        )
+        for generation in report.swept.deleted:
+            session.journal.event("deleted", generation=generation)
+        for text in (*report.warnings, *filter(None, [report.stopped])):
+            _log.warning("retention: %s", text)
+
+    def _own_up(self, handle: SaveHandle, *, is_explicit: bool) -> None:
+        error = handle.error
+        if error is None:
+            self._failures = 0
+            return
+        self._failures += 1
+        always = not isinstance(error, SafepointError) or isinstance(
+            error, FencedError | TornSnapshotError | InternalError
+        )
+        if always or is_explicit or self._failures > TOLERATED_FAILURES:
+            raise error
+        _log.warning("a save failed, training goes on (%d in a row): %s", self._failures, error)
+        warnings.warn(f"safepoint: a save failed, training goes on: {error}", RuntimeWarning, stacklevel=2)

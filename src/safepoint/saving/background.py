@@ -1,0 +1,126 @@
+"""One save at a time, beside the training if asked, and no failure of it unseen.
+
+1. At most one save is in flight; the next one waits for it.
+2. A save in flight completes, however the program ends short of being killed: its thread is not a daemon.
+3. A failure is handed to the next `settle`; if nobody asks before the interpreter ends, the process exits non-zero.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+from safepoint.errors import AbortedError, InternalError, SafepointError
+from safepoint.saving.save import SaveResult
+
+
+class SaveHandle:
+    """Follow one save.
+
+    `deferred` says why it is made at a later boundary, empty otherwise; `result` is set once it is committed. A save
+    that somebody asked for (`is_explicit`) always raises its failure.
+    """
+
+    def __init__(self, *, deferred: str = "", is_explicit: bool = False) -> None:
+        self.deferred = deferred
+        self.is_explicit = is_explicit
+        self.result: SaveResult | None = None
+        self.error: BaseException | None = None
+        self._staged = threading.Event()
+        self._done = threading.Event()
+
+    @property
+    def staged(self) -> bool:
+        """Return whether the copy is complete: live memory is no longer needed."""
+        return self._staged.is_set()
+
+    @property
+    def committed(self) -> bool:
+        """Return whether the checkpoint exists."""
+        return self.result is not None
+
+    @property
+    def done(self) -> bool:
+        """Return whether the save has ended, one way or the other."""
+        return self._done.is_set()
+
+    def wait(self, *, deadline_s: float | None = None) -> SaveResult:
+        """Return the result once the save is done.
+
+        Raises:
+            AbortedError: It was not done within the deadline, or it is made at a later boundary.
+            SafepointError: It failed.
+        """
+        if self.deferred and not self.staged:
+            raise AbortedError("the save is made at a later boundary", found=self.deferred)
+        if not self._done.wait(deadline_s):
+            raise AbortedError("the save took longer than the wait allows; it goes on", expected=f"{deadline_s} s")
+        if self.error is not None:
+            raise self.error
+        if self.result is None:
+            raise InternalError("a save ended without result or error")
+        return self.result
+
+    def mark_staged(self) -> None:
+        """Note that the copy is complete."""
+        self._staged.set()
+
+    def run(self, work: Callable[[], SaveResult]) -> None:
+        """Do the rest of the save and note its outcome; never raises."""
+        try:
+            self.result = work()
+        except BaseException as exc:  # noqa: BLE001 (the top of a thread hands everything on)
+            self.error = exc
+        finally:
+            self._done.set()
+
+
+class BackgroundSaver:
+    """Run the second half of saves in a thread of their own."""
+
+    def __init__(self) -> None:
+        self._handle: SaveHandle | None = None
+        self._thread: threading.Thread | None = None
+        atexit.register(self._report_at_exit)
+
+    def launch(self, handle: SaveHandle, work: Callable[[], SaveResult]) -> None:
+        """Begin the second half of a save; the one before must have been settled."""
+        self._handle = handle
+        self._thread = threading.Thread(target=handle.run, args=(work,), name="safepoint-save", daemon=False)
+        self._thread.start()
+
+    def settle(self, *, waits: bool, deadline_s: float | None = None) -> SaveHandle | None:
+        """Return the save that has ended since the last call, once; None if there is none.
+
+        Args:
+            waits: Whether to wait for a save in flight.
+            deadline_s: Longest wait.
+
+        Raises:
+            AbortedError: The save in flight took longer than the wait allows; it goes on.
+        """
+        handle, thread = self._handle, self._thread
+        if handle is None or thread is None or not (waits or handle.done):
+            return None
+        thread.join(deadline_s)
+        if thread.is_alive():
+            raise AbortedError("the save in flight took longer than the wait allows", expected=f"{deadline_s} s")
+        self._handle = self._thread = None
+        return handle
+
+    def close(self) -> None:
+        """Leave the interpreter's exit alone from here on; what is owed must have been settled."""
+        atexit.unregister(self._report_at_exit)
+
+    def _report_at_exit(self) -> None:
+        handle = self.settle(waits=True)
+        if handle is None or handle.error is None:
+            return
+        sys.stdout.flush()
+        sys.stderr.write(f"safepoint: a background save failed and nobody asked: {handle.error}\n")
+        sys.stderr.flush()
+        # An exception in an exit function does not change the exit code of the interpreter.
+        os._exit(handle.error.exit_code if isinstance(handle.error, SafepointError) else 1)
