@@ -79,7 +79,7 @@ def unseal(data: bytes, kind: type[Record], *, where: str) -> Record:
     try:
         return msgspec.convert(tree, kind, strict=True)
     except msgspec.ValidationError as exc:
-        raise _corrupt(where, f"a {kind.__name__}", str(exc)) from exc
+        raise _corrupt(where, f"a {kind.__name__}", str(exc)[:200]) from exc
 
 
 def check_seal(data: bytes, *, where: str) -> str:

@@ -89,7 +89,7 @@ def decode_index(data: bytes, *, where: str) -> Index:
     _check_objects(index, where)
     seen: set[tuple[str, str]] = set()
     for tensor in index.tensors:
-        place = f"{where}: {tensor.item}/{tensor.name}"
+        place = f"{where}: {tensor.item[:128]}/{tensor.name[:256]}"
         if (tensor.item, tensor.name) in seen:
             raise CorruptionError("a tensor is listed twice", where=place)
         seen.add((tensor.item, tensor.name))

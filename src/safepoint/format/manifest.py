@@ -46,7 +46,8 @@ class ItemSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hold what a later restore is compared with. Values of `Any` are plain values in JSON form.
 
-    `counts` holds each optimizer's steps, each scheduler's count, and each loader's batches beside the progress.
+    `counts` holds each optimizer's steps, each scheduler's count, and each loader's batches beside the progress;
+    `reasons` what lowers the promise of any restore from this save, by its word.
     """
 
     world_size: Count
@@ -58,7 +59,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     datasets: dict[str, Any]
     config: Any
     counts: dict[str, int]
-    reasons: tuple[str, ...] = ()
+    reasons: dict[str, str] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -128,10 +128,12 @@ def check_chain(chain: Sequence[LineageLink], *, incarnation: int, where: str) -
         resumed = GenerationName.parse(link.resumed) if link.resumed is not None else None
         step = resumed.step if resumed is not None else 0
         if (resumed is None) != (link.resumed is None) or step != link.step:
-            raise CorruptionError("a link of a lineage contradicts itself", where=where, found=link)
+            raise CorruptionError("a link of a lineage contradicts itself", where=where, found=repr(link)[:200])
         follows = resumed is not None and before is not None and resumed.incarnation == before.incarnation
         if before is not None and not (follows and before.incarnation < link.incarnation and before.step <= link.step):
-            raise CorruptionError("a link of a lineage does not follow the one before it", where=where, found=link)
+            raise CorruptionError(
+                "a link of a lineage does not follow the one before it", where=where, found=repr(link)[:200]
+            )
         before = link
 
 
@@ -143,7 +145,7 @@ def check_resumed(record: ResumedRecord, *, where: str) -> None:
     check_chain(record.chain, incarnation=record.incarnation, where=where)
     own = LineageLink(record.incarnation, record.resumed, record.step)
     if record.chain[-1] != own:
-        raise CorruptionError("a record contradicts its own chain", where=where, expected=own, found=record.chain[-1])
+        raise CorruptionError("a record contradicts its own chain", where=where, found=repr(own)[:200])
 
 
 def is_on_chain(chain: Sequence[LineageLink], *, incarnation: int, step: int) -> bool:

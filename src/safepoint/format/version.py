@@ -31,6 +31,6 @@ def check_version(version: int, flags: Iterable[str], *, where: str) -> None:
             "a record was written by a newer format",
             where=where,
             expected=f"format version up to {FORMAT_VERSION}, flags {sorted(KNOWN_FLAGS)}",
-            found=f"version {version}" + (f", unknown flags {unknown}" if unknown else ""),
+            found=f"version {version}" + (f", unknown flags {str(unknown)[:200]}" if unknown else ""),
             remedy="Upgrade safepoint to read it.",
         )
