@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,17 @@ def test_without_hard_links_a_name_is_given_by_a_rename_that_replaces_nothing(
     assert storage.list("") == [Entry("object", False, 5)]
 
 
+def test_a_rename_counts_as_giving_the_name(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", failing_with(errno.EPERM))
+    storage.create("temporary").finish()
+    folder = os.open(storage.url, os.O_RDONLY)
+    try:
+        assert local_naming.name_exclusively(folder, "temporary", "named")
+    finally:
+        os.close(folder)
+    assert storage.list("") == [Entry("named", False, 0)]
+
+
 def test_without_links_and_exclusive_renames_an_object_is_created_exclusively(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +175,7 @@ def test_an_error_while_the_name_is_given_leaves_the_outcome_open(
 ) -> None:
     real_link = os.link
 
-    def link(*arguments: str, **options: int) -> None:
+    def link(*arguments: Any, **options: Any) -> None:
         real_link(*arguments, **options)
         raise OSError(number, os.strerror(number))
 
@@ -190,7 +202,7 @@ def test_a_repeated_link_that_meets_our_own_file_is_a_success(
 ) -> None:
     real_link = os.link
 
-    def link(*arguments: str, **options: int) -> None:
+    def link(*arguments: Any, **options: Any) -> None:
         real_link(*arguments, **options)
         # What a network file system does when the answer to the first request was lost.
         real_link(*arguments, **options)

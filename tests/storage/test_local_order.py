@@ -83,6 +83,7 @@ def steps(calls: str, root: Path) -> list[tuple[str, str]]:
 
 
 def test_publish_writes_syncs_and_only_then_gives_the_name(root: Path) -> None:
+    """Spec: F6.1."""
     code, calls = trace(root, PUBLISH)
     assert code == 0
     assert steps(calls, root) == [
