@@ -22,7 +22,7 @@ Keep = Literal["saved", "current"]
 LEVELS: tuple[Level, ...] = ("approximate", "same_data", "exact")
 WORDS = frozenset(
     {"world_size", "global_batch", "accumulation", "workers", "versions", "device", "determinism", "dataset"}
-    | {"config", "scheduler", "rng", "probe"}
+    | {"config", "scheduler", "rng", "probe", "epoch_end"}
 )
 _SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data"}
 _VERSIONS = frozenset({"python", "implementation", "torch", "numpy", "cuda", "cudnn", "safepoint"})
