@@ -245,11 +245,13 @@ def _data_file(placed: Sequence[tuple[str, str, Values]]) -> tuple[bytes, bytes]
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     body = b""
     for item, name, values in placed:
-        own = b"".join(piece for start, stop, piece in _cut(values) if (start, stop) not in values.borrowed)
+        kept = [(start, stop, piece) for start, stop, piece in _cut(values) if (start, stop) not in values.borrowed]
+        own = b"".join(piece for _, _, piece in kept)
+        rows = [sum(stop - start for start, stop, _ in kept)] if values.borrowed else list(values.shape[:1])
         if own or not values.data:
             entries[f"{item}/{name}"] = {
                 "dtype": _CODES.get(values.dtype, "U8"),
-                "shape": list(values.shape),
+                "shape": [*rows, *values.shape[1:]],
                 "data_offsets": [len(body), len(body) + len(own)],
             }
         body += own
