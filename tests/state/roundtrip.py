@@ -48,11 +48,12 @@ class Stored:
     def __init__(self, items: Mapping[str, Item]) -> None:
         self.saved: dict[str, SavedItem] = {}
         self.data: dict[tuple[str, str], bytes] = {}
+        self.text: dict[str, str] = {}
         for name, item in items.items():
             self._add(name, item.capture())
 
     def _add(self, name: str, captured: CapturedItem) -> None:
-        text = json.dumps(encode_plain(captured.plain, path=name))
+        self.text[name] = text = json.dumps(encode_plain(captured.plain, path=name))
         specs = {one.spec.name: one.spec for one in captured.tensors}
         assert len(specs) == len(captured.tensors)
         self.saved[name] = SavedItem(captured.type, decode_plain(json.loads(text)), specs)

@@ -284,7 +284,7 @@ def test_a_submodule_in_another_mode_than_its_root_is_a_difference() -> None:
 def test_lazy_parameters_are_refused() -> None:
     with pytest.raises(RequestError, match="not initialised") as caught:
         ModuleItem("model", nn.Sequential(nn.LazyLinear(3))).capture()
-    assert caught.value.where == "model.0.weight"
+    assert caught.value.where == "model.0.bias"
     with pytest.raises(RequestError, match="not initialised"):
         ModuleItem("model", nn.Sequential(nn.LazyLinear(3))).structure()
 

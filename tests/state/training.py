@@ -1,4 +1,4 @@
-"""A small net whose layers can be declared, grouped and listed in another order, and updates that depend on all of it."""
+"""A small net whose layers can be declared, grouped and listed in another order, and updates that depend on it."""
 
 from __future__ import annotations
 

@@ -227,8 +227,9 @@ class ModuleItem:
         found: dict[int, tuple[str, torch.nn.Module]] = {}
         for path, module in walk_modules(self._module):
             if type(module).get_extra_state is not default:
-                found.setdefault(id(module), (path, module))
-        return dict(found.values())
+                first = found.setdefault(id(module), (path, module))
+                found[id(module)] = min(first, (path, module), key=lambda one: one[0])
+        return dict(sorted(found.values(), key=lambda one: one[0]))
 
     def _deviating(self) -> list[str]:
         flags = {path: module.training for path, module in walk_modules(self._module)}
@@ -294,10 +295,13 @@ class ModuleItem:
 
 
 def _tied(slots: Sequence[Slot]) -> list[list[Slot]]:
-    """Return the slots that hold a tensor, those of one tensor together, in the order of their first names."""
+    """Return the slots that hold a tensor, those of one tensor together, sorted by name within and among groups.
+
+    Sorted, so that what is stored does not depend on the order in which layers are declared.
+    """
     groups: dict[object, list[Slot]] = {}
     keys: dict[int, object] = {}
-    for slot in slots:
+    for slot in sorted(slots, key=lambda one: one.name):
         if slot.tensor is not None:
             key = keys.setdefault(id(slot.tensor), _place(slot.tensor))
             groups.setdefault(key, []).append(slot)

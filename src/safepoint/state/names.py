@@ -5,7 +5,8 @@
 2. Whether it is a wrapper is decided on the live object's class, never by the text of a name: a submodule that is
    really called ``module`` keeps its name.
 3. `AveragedModel` is no wrapper: it has state of its own (``n_averaged``), so its average stays below ``module.``.
-4. A parameter reached under several names has the first of them in the order of `named_parameters`.
+4. A parameter reached under several names has the first of them in alphabetical order, so that its name does not depend
+   on the order in which the layers are declared.
 """
 
 from __future__ import annotations
@@ -95,8 +96,13 @@ def qualified_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, to
     parameters: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for item, module in modules.items():
-        for slot in walk_slots(module):
-            if slot.kind == "parameter" and slot.tensor is not None and id(slot.tensor) not in seen:
+        slots = [slot for slot in walk_slots(module) if slot.kind == "parameter"]
+        leaders: dict[int, Slot] = {}
+        for slot in slots:
+            leader = leaders.setdefault(id(slot.tensor), slot)
+            leaders[id(slot.tensor)] = min(leader, slot, key=lambda one: one.name)
+        for slot in leaders.values():
+            if slot.tensor is not None and id(slot.tensor) not in seen:
                 seen.add(id(slot.tensor))
                 parameters[f"{item}/{slot.name}"] = slot.tensor
     return parameters

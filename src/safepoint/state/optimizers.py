@@ -62,8 +62,10 @@ class OptimizerItem:
         self._targets: dict[str, InPlaceTarget | NewTensorTarget] = {}
         self._restored: dict[str, torch.Tensor] = {}
         self._recorded: list[tuple[str, ...]] = []
+        self._settlers: dict[str, Callable[[], object]] = {}
+        self._applied: tuple[SavedItem, Permits] | None = None
         self._configured = [
-            (list(group["params"]), {key: _as_number(value) for key, value in _options(group).items()})
+            (len(group["params"]), {key: _as_number(value) for key, value in _options(group).items()})
             for group in optimizer.param_groups
         ]
 
@@ -72,15 +74,30 @@ class OptimizerItem:
         """Return the item's name, as registered."""
         return self._name
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return the live optimizer."""
+        return self._optimizer
+
     def configuration(self) -> object:
-        """Return class, names per group and hyper-parameters as they were at registration; `lr` is the initial one."""
-        name_of = self._namer()
+        """Return class and hyper-parameters as they were at registration; `lr` is the initial one.
+
+        Groups are listed by what they hold, not in their order; which parameter is in which is for `check`.
+        """
         groups = []
-        for parameters, options in self._configured:
+        for count, options in self._configured:
             options = {**options, "lr": options["initial_lr"]} if "initial_lr" in options else options
             kept = {key: value for key, value in options.items() if key not in SCHEDULED_OPTIONS}
-            groups.append({"parameters": [name_of(one) for one in parameters], "options": kept})
+            groups.append({"parameters": count, "options": kept})
+        groups.sort(key=repr)
         return flatten({"class": _class_of(self._optimizer), "groups": groups}, path=self._name)[0]
+
+    def count(self) -> int | None:
+        """Return the highest count of steps in the state; None if the optimizer keeps none."""
+        counts = [
+            state["step"] for state in self._optimizer.state.values() if isinstance(state, dict) and "step" in state
+        ]
+        return max((int(count) for count in counts), default=None)
 
     def group_names(self) -> list[tuple[str, ...]]:
         """Return the qualified names of each group's parameters.
@@ -150,14 +167,31 @@ class OptimizerItem:
         self._create_groups(groups, options, matching)
         self._set_options(groups, options, matching, permits)
         self._recorded = [group.parameters for group in groups]
+        self._applied = (saved, permits)
         return self._set_state(state, other, frozenset(kinds))
 
-    def reapply_hyperparameters(self, saved: SavedItem, permits: Permits) -> None:
-        """Set the groups' options again, as the last `apply` did; for a scheduler that was built after it."""
+    def reapply_hyperparameters(self, saved: SavedItem | None = None, permits: Permits | None = None) -> None:
+        """Set the groups' options once more, as the last `apply` did; does nothing before one.
+
+        A scheduler that is built or restored after the optimizer has written into them. Without arguments those of the
+        last `apply` are taken.
+        """
+        if self._applied is None:
+            return
+        saved, permits = saved or self._applied[0], permits or self._applied[1]
         groups, matching = self._match(saved)
         rebuilder = Rebuilder(self._restored, to_kind)
         options = [rebuilder.build(dict(group.options)) for group in groups]
         self._set_options(groups, options, matching, permits)
+
+    def settle_with(self, name: str, settle: Callable[[], object] | None) -> None:
+        """Have a scheduler decide the rate: `settle` is called whenever the options have been set.
+
+        None takes the scheduler of that name off again.
+        """
+        self._settlers.pop(name, None)
+        if settle is not None:
+            self._settlers[name] = settle
 
     def _flatten(self) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
         optimizer, name_of = self._optimizer, self._namer()
@@ -246,15 +280,17 @@ class OptimizerItem:
 
     def _set_options(self, groups: list[SavedGroup], options: list[Any], matching: Matching, permits: Permits) -> None:
         name_of = self._namer()
-        keeps_rate = f"{self._name}.lr" in permits.current
+        kept = {key for key in SCHEDULED_OPTIONS if "scheduler" in permits.current}
+        kept |= {"initial_lr"} if f"{self._name}.lr" in permits.current else set()
         for number, host in matching.pairs:
             group = self._optimizer.param_groups[host]
             for key, value in options[number].items():
-                is_rate = key == "initial_lr" and keeps_rate
-                if key in group and (is_rate or f"{self._name}.{key}" in permits.current):
+                if key in group and (key in kept or f"{self._name}.{key}" in permits.current):
                     continue
                 set_option(group, key, value)
             reorder(group, name_of, groups[number].parameters)
+        for settle in self._settlers.values():
+            settle()
 
     def _set_state(self, state: dict[str, Any], other: dict[Any, Any], known: frozenset[str]) -> list[str]:
         live, name_of = self._optimizer.state, self._namer()
@@ -292,7 +328,8 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
+    # Sorted, because the order of keys says when a scheduler was built and nothing else.
+    return {key: value for key, value in sorted(group.items()) if key not in _NOT_OPTIONS}
 
 
 def _as_number(value: Any) -> Any:

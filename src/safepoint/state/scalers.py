@@ -1,0 +1,72 @@
+"""Gradient scalers as items.
+
+A scaler makes its scale and its growth count lazily, at the first `scale()`. Both come back as they were: made, so that
+the first `unscale_()` after a restore finds them, or not made yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from safepoint.errors import CorruptionError, Difference
+from safepoint.state.item import CapturedItem, Permits, SavedItem, Target
+
+
+class ScalerItem:
+    """Capture and restore a `torch.amp.GradScaler`."""
+
+    type = "scaler"
+
+    def __init__(self, name: str, scaler: torch.amp.GradScaler) -> None:
+        self._name = name
+        # Any, because the lazily made tensors are private to torch and have no other access.
+        self._scaler: Any = scaler
+
+    @property
+    def name(self) -> str:
+        """Return the item's name, as registered."""
+        return self._name
+
+    def capture(self) -> CapturedItem:
+        """Return the scaler's own state, and whether its tensors are made."""
+        state = self._scaler.state_dict()
+        return CapturedItem(self.type, {"state": state, "made": self._scaler._scale is not None})
+
+    def check(self, saved: SavedItem) -> Sequence[Difference]:
+        """Return a difference when one side is enabled and the other is not."""
+        if saved.type != self.type:
+            return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
+        before, now = bool(_state(saved)), self._scaler.is_enabled()
+        if before == now:
+            return []
+        text = {True: "enabled", False: "disabled"}
+        return [Difference(f"{self._name}.enabled", self._name, text[before], text[now])]
+
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+        """Return nothing: the state has no tensors."""
+        return {}
+
+    def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
+        """Set scale, factors and growth count, made or not as they were."""
+        state = _state(saved)
+        if not state or not self._scaler.is_enabled():
+            return ["the scaler"]
+        self._scaler.load_state_dict(state)
+        is_made = isinstance(saved.plain, dict) and saved.plain["made"] is True
+        if is_made and self._scaler._scale is None:
+            self._scaler._lazy_init_scale_growth_tracker(torch.device(self._scaler._device))
+        elif not is_made:
+            self._scaler._scale = self._scaler._growth_tracker = None
+        return []
+
+
+def _state(saved: SavedItem) -> dict[str, Any]:
+    state = saved.plain.get("state") if isinstance(saved.plain, dict) else None
+    if type(state) is not dict:
+        raise CorruptionError(
+            "a stored scaler item is malformed", where="state", expected="dict", found=type(state).__name__
+        )
+    return state

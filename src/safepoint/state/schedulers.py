@@ -1,0 +1,304 @@
+"""Learning-rate schedulers as items.
+
+1. The state is the scheduler's own `state_dict()`. Functions stay those of the code, as torch does; objects with a call
+   keep their attributes.
+2. Lists with one element for each parameter group follow the groups by the names of their parameters, not by position.
+3. After its own state a scheduler has the optimizer set its options once more, so that whatever a constructor wrote
+   into the groups (each scheduler takes a first step when it is built) is gone, and restoring twice is restoring
+   once. Applied before the optimizer it leaves the last word to that.
+4. With ``scheduler`` in `Permits.current`, fields that the code configures otherwise than the checkpoint's code did
+   take the code's value; counters stay restored; the rate is computed anew where it has a closed form, and otherwise
+   scaled by the ratio of the configured first rates.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from safepoint.errors import CorruptionError, Difference, RequestError
+from safepoint.state.groups import recorded_order
+from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
+from safepoint.state.merging import set_option
+from safepoint.state.optimizers import OptimizerItem
+from safepoint.state.tensors import NewTensorTarget, TensorSource, spec_of
+from safepoint.state.tree import flatten, unflatten
+
+_PER_GROUP = frozenset(
+    {"base_lrs", "_last_lr", "min_lrs", "max_lrs", "base_momentums", "max_momentums", "swa_lrs", "lr_lambdas"}
+)
+_COUNTERS = frozenset(
+    {
+        "last_epoch",
+        "_step_count",
+        "T_cur",
+        "T_i",
+        "best",
+        "num_bad_epochs",
+        "cooldown_counter",
+        "_last_lr",
+        "_is_initial",
+        "_get_lr_called_within_step",
+    }
+)
+# Their get_lr() depends on the count of steps and the configuration alone.
+_CLOSED = (
+    lr_scheduler.LambdaLR,
+    lr_scheduler.OneCycleLR,
+    lr_scheduler.CyclicLR,
+    lr_scheduler.CosineAnnealingWarmRestarts,
+)
+
+
+class SchedulerItem:
+    """Capture and restore a scheduler.
+
+    Args:
+        name: The item's name.
+        scheduler: The live scheduler.
+        optimizers: Returns the items of the registered optimizers; asked at each use, because they may be registered
+            later than the scheduler.
+    """
+
+    type = "scheduler"
+
+    def __init__(self, name: str, scheduler: Any, optimizers: Callable[[], Mapping[str, OptimizerItem]]) -> None:
+        self._name = name
+        self._scheduler = scheduler
+        self._optimizers = optimizers
+        self._targets: dict[str, NewTensorTarget] = {}
+        self._recorded: list[tuple[str, ...]] = []
+        self._configured = _configured(scheduler)
+        # What the live schedule follows: the code's configuration, or after a restore the checkpoint's.
+        self._effective = self._configured
+
+    @property
+    def name(self) -> str:
+        """Return the item's name, as registered."""
+        return self._name
+
+    def configuration(self) -> object:
+        """Return class and state as they were at registration."""
+        return flatten({"class": _class_of(self._scheduler), "state": self._configured}, path=self._name)[0]
+
+    def capture(self) -> CapturedItem:
+        """Return class, optimizer, groups, configuration and state."""
+        optimizer = self._optimizer()
+        live = optimizer.group_names()
+        order = recorded_order(live, self._recorded)
+        whole = {
+            "class": _class_of(self._scheduler),
+            "optimizer": optimizer.name,
+            "groups": [list(live[index]) for index in order],
+            "state": dict(sorted(_arranged(_plain(self._scheduler.state_dict()), order).items())),
+            "configured": _arranged(self._effective, order),
+        }
+        plain, tensors = flatten(whole, path=self._name)
+        captured = tuple(CapturedTensor(spec_of(name, tensor), TensorSource(tensor)) for name, tensor in tensors)
+        return CapturedItem(self.type, plain, captured)
+
+    def check(self, saved: SavedItem) -> Sequence[Difference]:
+        """Return differences of class (of the schedulers inside too) and of the optimizer that it drives."""
+        if saved.type != self.type:
+            return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
+        pairs = [
+            ("type", str(_field(saved, "class", str)), _class_of(self._scheduler)),
+            ("optimizer", str(_field(saved, "optimizer", str)), self._optimizer().name),
+        ]
+        return [
+            Difference(f"{self._name}.{word}", self._name, before, now) for word, before, now in pairs if before != now
+        ]
+
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+        """Return a target for each tensor of the state; there are none unless a learning rate is one."""
+        self._targets = {name: NewTensorTarget(spec, torch.device("cpu")) for name, spec in saved.specs.items()}
+        return dict(self._targets)
+
+    def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
+        """Load the state and set the groups' options again; return what was decided about the rate, if anything."""
+        tensors = {name: target.tensor for name, target in self._targets.items() if target.tensor is not None}
+        self._targets = {}
+        whole = unflatten(saved.plain, tensors)
+        optimizer = self._optimizer()
+        groups = [tuple(names) for names in whole["groups"]]
+        order = _live_order(optimizer.group_names(), groups)
+        state, configured = _arranged(whole["state"], order), _arranged(whole["configured"], order)
+        takes_code = "scheduler" in permits.current
+        changed = _take_configured(state, configured, self._configured) if takes_code else []
+        self._scheduler.load_state_dict(_like(state, self._scheduler.state_dict()))
+        self._recorded = groups
+        self._effective = self._configured if takes_code else configured
+        settle = functools.partial(_set_rates, self._scheduler, configured, self._configured)
+        optimizer.settle_with(self._name, settle if changed else None)
+        optimizer.reapply_hyperparameters()
+        if not changed:
+            return []
+        how = _how(self._scheduler, configured, self._configured)
+        return [f"{self._name}: {', '.join(changed)} as configured now, not as saved; {how}"]
+
+    def count(self) -> int | None:
+        """Return how many steps the scheduler has counted."""
+        count = getattr(self._scheduler, "last_epoch", None)
+        return count if type(count) is int else None
+
+    def _optimizer(self) -> OptimizerItem:
+        for item in self._optimizers().values():
+            if item.optimizer is self._scheduler.optimizer:
+                return item
+        raise RequestError(
+            "a scheduler drives an optimizer that is not registered",
+            where=self._name,
+            expected=f"one of {', '.join(self._optimizers()) or 'the registered optimizers (there are none)'}",
+            found=f"another {type(self._scheduler.optimizer).__qualname__}",
+            remedy="Register the scheduler's optimizer, or build the scheduler from the registered one.",
+        )
+
+
+def _class_of(scheduler: Any) -> str:
+    inner = getattr(scheduler, "_schedulers", ())
+    return type(scheduler).__qualname__ + (f"[{', '.join(_class_of(one) for one in inner)}]" if inner else "")
+
+
+def _plain(state: Any) -> Any:
+    """Return a scheduler's state with Counters (milestones) as dicts, which they become again in `_like`."""
+    if isinstance(state, Counter):
+        return dict(state)
+    if type(state) is dict:
+        return {key: _plain(value) for key, value in state.items()}
+    return [_plain(value) for value in state] if type(state) is list else state
+
+
+def _like(state: Any, live: Any) -> Any:
+    if isinstance(live, Counter):
+        return Counter(state)
+    if type(state) is dict and type(live) is dict:
+        return {key: _like(value, live.get(key)) for key, value in state.items()}
+    if type(state) is list and type(live) is list and len(state) == len(live):
+        return [_like(value, new) for value, new in zip(state, live, strict=True)]
+    return state
+
+
+def _configured(scheduler: Any) -> Any:
+    """Return what the code chose: the state at registration without its counters."""
+    return _without_counters(_as_numbers(_plain(scheduler.state_dict())))
+
+
+def _without_counters(state: Any) -> Any:
+    if type(state) is not dict:
+        return state
+    kept = {key: value for key, value in sorted(state.items()) if key not in _COUNTERS}
+    if "_schedulers" in kept:
+        kept["_schedulers"] = [_without_counters(inner) for inner in kept["_schedulers"]]
+    return kept
+
+
+def _as_numbers(state: Any) -> Any:
+    """Return a copy without tensors, to be kept and compared."""
+    if isinstance(state, torch.Tensor):
+        return state.tolist()
+    if type(state) is dict:
+        return {key: _as_numbers(value) for key, value in state.items()}
+    return [_as_numbers(value) for value in state] if type(state) is list else state
+
+
+def _live_order(live: Sequence[tuple[str, ...]], saved: Sequence[tuple[str, ...]]) -> list[int]:
+    """Return for each live group the saved one that it continues, then the saved ones that have no live group yet."""
+    place = {name: index for index, names in enumerate(saved) for name in names}
+    found = [next((place[name] for name in names if name in place), -1) for names in live]
+    order = [index for index in found if index >= 0]
+    return order + [index for index in range(len(saved)) if index not in order]
+
+
+def _arranged(state: Any, order: Sequence[int]) -> Any:
+    """Return the state with its lists of one element per group in another order."""
+    if type(state) is not dict:
+        return state
+    arranged = {}
+    for key, value in state.items():
+        if key in _PER_GROUP and type(value) is list and len(value) == len(order):
+            value = [value[index] for index in order]
+        elif key == "_schedulers" and type(value) is list:
+            value = [_arranged(inner, order) for inner in value]
+        arranged[key] = value
+    return arranged
+
+
+def _take_configured(state: dict[str, Any], saved: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
+    """Put live configured values into a restored state where the two configurations differ; return the fields."""
+    changed: list[str] = []
+    for key, value in live.items():
+        if key == "_schedulers":
+            for inner, old, new in zip(state.get(key, []), saved.get(key, []), value, strict=False):
+                changed += _take_configured(inner, old, new)
+        elif key in state and key in saved and saved[key] != value:
+            state[key] = value
+            changed.append(key)
+    return list(dict.fromkeys(changed))
+
+
+def _how(scheduler: Any, saved: Mapping[str, Any], live: Mapping[str, Any]) -> str:
+    if _has_closed_form(scheduler):
+        return "the rate is computed from the count of steps"
+    if _ratios(saved, live):
+        return "the rate is scaled by the ratio of the configured first rates"
+    return "the rate stays as saved until the next step of the scheduler"
+
+
+def _set_rates(scheduler: Any, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+    """Set each group's rate to that of the schedule as configured now."""
+    groups = scheduler.optimizer.param_groups
+    rates, ratios = _closed_form(scheduler), _ratios(saved, live)
+    if rates is None and len(ratios) == len(groups):
+        rates = [group["lr"] * ratio for group, ratio in zip(groups, ratios, strict=True)]
+    for group, rate in zip(groups, rates or (), strict=False):
+        set_option(group, "lr", rate)
+    scheduler._last_lr = [group["lr"].clone() if hasattr(group["lr"], "clone") else group["lr"] for group in groups]
+
+
+def _has_closed_form(scheduler: Any) -> bool:
+    if isinstance(scheduler, lr_scheduler.SequentialLR):
+        return _has_closed_form(_active(scheduler))
+    return hasattr(scheduler, "_get_closed_form_lr") or isinstance(scheduler, _CLOSED)
+
+
+def _active(scheduler: Any) -> Any:
+    return scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
+
+
+def _closed_form(scheduler: Any) -> list[Any] | None:
+    if not _has_closed_form(scheduler):
+        return None
+    if isinstance(scheduler, lr_scheduler.SequentialLR):
+        return _closed_form(_active(scheduler))
+    if hasattr(scheduler, "_get_closed_form_lr"):
+        return list(scheduler._get_closed_form_lr())
+    with warnings.catch_warnings():
+        # torch warns when get_lr() is called outside of step(), because for other schedulers the answer is misleading.
+        warnings.simplefilter("ignore")
+        return list(scheduler.get_lr())
+
+
+def _ratios(saved: Mapping[str, Any], live: Mapping[str, Any]) -> list[float]:
+    before, now = _first_rates(saved), _first_rates(live)
+    return [new / old for old, new in zip(before, now, strict=False)] if all(before) else []
+
+
+def _first_rates(configured: Mapping[str, Any]) -> list[float]:
+    inner = configured.get("_schedulers")
+    return _first_rates(inner[0]) if inner else list(configured.get("base_lrs", ()))
+
+
+def _field(saved: SavedItem, key: str, kind: type) -> Any:
+    value = saved.plain.get(key) if isinstance(saved.plain, dict) else None
+    if type(value) is not kind:
+        raise CorruptionError(
+            "a stored scheduler item is malformed", where=key, expected=kind.__name__, found=type(value).__name__
+        )
+    return value

@@ -1,0 +1,134 @@
+"""Objects with `state_dict` and `load_state_dict`, and plain containers, as items."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from safepoint.errors import Difference
+from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
+from safepoint.state.tensors import NewTensorTarget, TensorSource, spec_of
+from safepoint.state.tree import flatten, unflatten
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that gives and takes its own state; the name is torch's."""
+
+    def state_dict(self) -> Any:
+        """Return the state as nested plain values and tensors."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take a state that `state_dict` returned."""
+
+
+class StatefulItem:
+    """Capture and restore any `Stateful`.
+
+    `state_dict()` is called once for each capture. Tensors in it may be the live ones: they are read before the
+    boundary is left. What is handed to `load_state_dict()` shares nothing with the checkpoint or with live state.
+    """
+
+    type = "stateful"
+
+    def __init__(self, name: str, stateful: Stateful) -> None:
+        self._name = name
+        self._stateful = stateful
+        self._targets: dict[str, NewTensorTarget] = {}
+
+    @property
+    def name(self) -> str:
+        """Return the item's name, as registered."""
+        return self._name
+
+    def capture(self) -> CapturedItem:
+        """Return the class and what `state_dict()` returns."""
+        whole = {"class": _class_of(self._stateful), "state": self._stateful.state_dict()}
+        return _captured(self.type, whole, self._name)
+
+    def check(self, saved: SavedItem) -> Sequence[Difference]:
+        """Return a difference when the object is of another class."""
+        before = saved.plain.get("class") if isinstance(saved.plain, dict) else None
+        pairs = [(saved.type, self.type), (str(before), _class_of(self._stateful))]
+        return [Difference(f"{self._name}.type", self._name, old, new) for old, new in pairs if old != new][:1]
+
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+        """Return a target for each tensor; all are made anew, because the object decides what becomes of them."""
+        self._targets = _new_targets(saved)
+        return dict(self._targets)
+
+    def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
+        """Hand the state to `load_state_dict()`."""
+        whole = unflatten(saved.plain, _made(self._targets))
+        self._targets = {}
+        self._stateful.load_state_dict(whole["state"])
+        return []
+
+
+class PlainItem:
+    """Capture and restore a mutable dict or list: the same object is cleared and filled again."""
+
+    type = "plain"
+
+    def __init__(self, name: str, container: dict[Any, Any] | list[Any]) -> None:
+        self._name = name
+        self._container = container
+        self._targets: dict[str, NewTensorTarget] = {}
+
+    @property
+    def name(self) -> str:
+        """Return the item's name, as registered."""
+        return self._name
+
+    def capture(self) -> CapturedItem:
+        """Return the contents."""
+        return _captured(self.type, {"class": _class_of(self._container), "state": self._container}, self._name)
+
+    def check(self, saved: SavedItem) -> Sequence[Difference]:
+        """Return a difference when the container is of another class."""
+        before = saved.plain.get("class") if isinstance(saved.plain, dict) else None
+        pairs = [(saved.type, self.type), (str(before), _class_of(self._container))]
+        return [Difference(f"{self._name}.type", self._name, old, new) for old, new in pairs if old != new][:1]
+
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+        """Return a target for each tensor; all are made anew."""
+        self._targets = _new_targets(saved)
+        return dict(self._targets)
+
+    def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
+        """Clear the live container and fill it; what it held is replaced, not merged."""
+        state = unflatten(saved.plain, _made(self._targets))["state"]
+        self._targets = {}
+        if isinstance(self._container, dict):
+            self._container.clear()
+            self._container.update(state)
+        else:
+            self._container[:] = state
+        return []
+
+
+PLAIN_CONTAINERS: tuple[type, ...] = (dict, OrderedDict, list)
+
+
+def _captured(kind: str, whole: Any, path: str) -> CapturedItem:
+    plain, tensors = flatten(whole, path=path)
+    return CapturedItem(
+        kind, plain, tuple(CapturedTensor(spec_of(key, one), TensorSource(one)) for key, one in tensors)
+    )
+
+
+def _new_targets(saved: SavedItem) -> dict[str, NewTensorTarget]:
+    # Made in host memory: the tree knows which kind of device each was on and moves it there.
+    return {name: NewTensorTarget(spec, torch.device("cpu")) for name, spec in saved.specs.items()}
+
+
+def _made(targets: Mapping[str, NewTensorTarget]) -> dict[str, torch.Tensor]:
+    return {name: target.tensor for name, target in targets.items() if target.tensor is not None}
+
+
+def _class_of(value: object) -> str:
+    # Without the module: a class of a script has another one when the script is imported or moved.
+    return type(value).__qualname__

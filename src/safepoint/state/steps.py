@@ -1,0 +1,55 @@
+"""Counting the steps of registered optimizers, and a guard in front of each.
+
+Hooks on the optimizers' own step are the only reliable sign that parameters change: fused kernels do not advance a
+tensor's version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+class StepMonitor:
+    """Count how often each registered optimizer has stepped since the last `reset`.
+
+    Args:
+        optimizers: The live optimizers by name. The mapping itself is kept: what is added to it later is counted too.
+    """
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._counts: dict[int, int] = {}
+        self._handles: list[Any] = [register_optimizer_step_post_hook(self._stepped)]
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of steps of each registered optimizer since the last `reset`, zeros included."""
+        return {name: self._counts.get(id(one), 0) for name, one in self._optimizers.items()}
+
+    def reset(self) -> None:
+        """Begin to count anew, at a boundary."""
+        self._counts.clear()
+
+    def guard(self, callback: Callable[[], object]) -> None:
+        """Call `callback` before each step of a registered optimizer; an exception from it prevents the step."""
+
+        def before(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+            if self._is_registered(optimizer):
+                callback()
+
+        self._handles.append(register_optimizer_step_pre_hook(before))
+
+    def close(self) -> None:
+        """Take all hooks off. Idempotent."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        if self._is_registered(optimizer):
+            self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+
+    def _is_registered(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(one is optimizer for one in self._optimizers.values())
