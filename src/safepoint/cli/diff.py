@@ -1,0 +1,132 @@
+"""``safepoint diff``: what two checkpoints have in common."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from safepoint.cli.display import JsonOption, print_facts, print_json, print_line, print_table, print_title
+from safepoint.cli.source import choose, open_source
+from safepoint.restoring.compare import Comparison, TensorComparison, compare_checkpoints
+
+_MOST_ROWS = 50
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("diff")(_diff)
+
+
+def _diff(
+    first: Annotated[str, typer.Argument(metavar="RUN@A")],
+    second: Annotated[str, typer.Argument(metavar="RUN@B")],
+    tells_all: Annotated[bool, typer.Option("--all", help="Print all tensors, however many.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two checkpoints, of one run or of two. Ends with 0 when all bits are equal, with 1 when some are not."""
+    one, other = open_source(first), open_source(second)
+    generations = choose(one), choose(other)
+    comparison = compare_checkpoints(one.storage, generations[0], other.storage, generations[1])
+    if as_json:
+        print_json(_as_json(comparison, generations[0].text, generations[1].text))
+    else:
+        names = [f"{side.url}@{entry.name.step}" for side, entry in zip((one, other), generations, strict=True)]
+        _print_comparison(comparison, names[0], names[1], tells_all=tells_all)
+    if not comparison.is_equal:
+        raise typer.Exit(1)
+
+
+def _print_comparison(comparison: Comparison, first: str, second: str, *, tells_all: bool) -> None:
+    limit = len(comparison.tensors) + len(comparison.plain) if tells_all else _MOST_ROWS
+    if comparison.is_equal:
+        print_line(f"all bits are equal: {len(comparison.tensors)} tensors in {len(comparison.items)} items")
+        return
+    print_table(
+        ["item", "tensors", "equal", "differ", "greatest difference", "plain values that differ"],
+        [_item_row(comparison, item) for item in comparison.items],
+        numeric=["tensors", "equal", "differ", "greatest difference", "plain values that differ"],
+    )
+    only = {f"only in {first}": comparison.only_first, f"only in {second}": comparison.only_second}
+    named = {title: ", ".join(items) for title, items in only.items() if items}
+    if named:
+        print_facts(named, title="Items")
+    moved = [tensor for tensor in comparison.tensors if tensor.verdict != "equal"]
+    if moved:
+        print_title("Tensors that differ")
+        rows = [[f"{tensor.item}/{tensor.name}", *_told(tensor)] for tensor in moved]
+        print_table(["tensor", "what", "elements", "greatest difference"], rows[:limit], numeric=["elements"])
+        _tell_rest(len(rows), limit)
+    still = [f"{tensor.item}/{tensor.name}" for tensor in comparison.tensors if tensor.verdict == "equal"]
+    if still and moved:
+        print_title(f"Tensors that never moved: {len(still)} of {len(comparison.tensors)}")
+        for name in still[:limit]:
+            print_line(f"  {name}")
+        _tell_rest(len(still), limit)
+    if comparison.plain:
+        print_title("Plain values that differ")
+        found = [(entry.item, entry.difference) for entry in comparison.plain]
+        rows = [[f"{item}: {leaf.path}", leaf.first, leaf.second] for item, leaf in found]
+        print_table(["value", first, second], rows[:limit])
+        _tell_rest(len(rows), limit)
+
+
+def _item_row(comparison: Comparison, item: str) -> list[str]:
+    tensors = [tensor for tensor in comparison.tensors if tensor.item == item]
+    equal = sum(1 for tensor in tensors if tensor.verdict == "equal")
+    greatest = [tensor.distance.greatest for tensor in tensors if tensor.distance.greatest is not None]
+    plain = sum(1 for entry in comparison.plain if entry.item == item)
+    return [
+        item,
+        str(len(tensors)),
+        str(equal),
+        str(len(tensors) - equal),
+        f"{max(greatest):.6g}" if greatest else "",
+        str(plain),
+    ]
+
+
+def _told(tensor: TensorComparison) -> tuple[str, str, str]:
+    if tensor.verdict == "values":
+        greatest = "" if tensor.distance.greatest is None else f"{tensor.distance.greatest:.6g}"
+        if tensor.distance.not_finite:
+            greatest += f" ({tensor.distance.not_finite} not finite)"
+        return tensor.first, f"{tensor.distance.differing} of {tensor.elements}", greatest.strip()
+    if tensor.verdict in ("type", "shape"):
+        return f"{tensor.first} and {tensor.second}", "", ""
+    return "only in the first" if tensor.verdict == "only_first" else "only in the second", "", ""
+
+
+def _tell_rest(count: int, limit: int) -> None:
+    if count > limit:
+        print_line(f"  and {count - limit} more; --all or --json tells them")
+
+
+def _as_json(comparison: Comparison, first: str, second: str) -> dict[str, Any]:
+    return {
+        "equal": comparison.is_equal,
+        "first": first,
+        "second": second,
+        "items": comparison.items,
+        "only_first": comparison.only_first,
+        "only_second": comparison.only_second,
+        "tensors": [_tensor_as_json(tensor) for tensor in comparison.tensors],
+        "plain": [{"item": entry.item, **asdict(entry.difference)} for entry in comparison.plain],
+    }
+
+
+def _tensor_as_json(tensor: TensorComparison) -> dict[str, Any]:
+    greatest = tensor.distance.greatest
+    # JSON has no infinity; the greatest difference of two finite numbers may overflow to one.
+    return {
+        "item": tensor.item,
+        "name": tensor.name,
+        "verdict": tensor.verdict,
+        "first": tensor.first,
+        "second": tensor.second,
+        "elements": tensor.elements,
+        "differing": tensor.distance.differing,
+        "greatest_difference": "inf" if greatest == float("inf") else greatest,
+        "not_finite": tensor.distance.not_finite,
+    }

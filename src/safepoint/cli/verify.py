@@ -1,0 +1,125 @@
+"""``safepoint verify``: read every byte of a checkpoint, and compare it with its digest."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from safepoint.ambient import SystemAmbient
+from safepoint.catalog import Generation, GenerationState, examine_all
+from safepoint.cli.display import JsonOption, print_json, print_line, size_text, warn
+from safepoint.cli.source import Source, choose, open_source
+from safepoint.errors import NotFoundError, StorageError
+from safepoint.restoring.verify import Verification, note_verified, verify_generation
+
+_VERIFIABLE = (GenerationState.COMMITTED, GenerationState.SUPERSEDED, GenerationState.DAMAGED)
+_MOST_FINDINGS_TOLD = 50
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("verify")(_verify)
+
+
+def _verify(
+    source: Annotated[str, typer.Argument(metavar="RUN[@STEP]")],
+    verifies_all: Annotated[bool, typer.Option("--all", help="Verify every checkpoint of the run.")] = False,
+    is_noted: Annotated[
+        bool, typer.Option("--note/--no-note", help="Note beside the checkpoint that every byte was read back.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Read and check every byte of the newest checkpoint, of one, or of all.
+
+    Ends with 1 when something does not hold.
+    """
+    opened = open_source(source)
+    reports = []
+    for generation in _chosen(opened, verifies_all):
+        with _progress(generation, is_shown=not as_json and sys.stderr.isatty()) as on_progress:
+            report = verify_generation(opened.storage, generation, on_progress=on_progress)
+        is_verified = is_noted and _note(opened, report)
+        reports.append((generation, report, is_verified))
+        if not as_json:
+            _print_report(generation, report)
+    holds = all(report.holds for _, report, _ in reports)
+    if as_json:
+        print_json({"holds": holds, "checkpoints": [_as_json(*entry) for entry in reports]})
+    if not holds:
+        raise typer.Exit(1)
+
+
+def _chosen(source: Source, verifies_all: bool) -> list[Generation]:
+    """Return what is verified: without a step, the newest of the live lineage that is committed or damaged."""
+    if source.step is not None and not verifies_all:
+        return [choose(source)]
+    found = [entry for entry in examine_all(source.storage, source.lineage) if entry.state in _VERIFIABLE]
+    if source.step is not None:
+        found = [entry for entry in found if entry.name.step == source.step]
+    if not verifies_all:
+        found = [entry for entry in found if source.lineage.is_live(entry.name)][:1]
+    if not found:
+        raise NotFoundError("the run has no checkpoint to verify", where=source.url)
+    return found
+
+
+def _note(source: Source, report: Verification) -> bool:
+    try:
+        return note_verified(source.storage, report, run=source.lineage.run or "", ambient=SystemAmbient())
+    except StorageError as exc:
+        warn(f"the checkpoint holds, but this could not be noted: {exc}")
+        return False
+
+
+def _print_report(generation: Generation, report: Verification) -> None:
+    verdict = "holds" if report.holds else "does not hold"
+    print_line(
+        f"step {generation.name.step} {verdict}: {size_text(report.bytes_read)} in {report.objects} objects read"
+        f" [{generation.text}, {generation.state.value}]"
+    )
+    for finding in report.findings[:_MOST_FINDINGS_TOLD]:
+        print_line(f"  {finding}")
+    left = len(report.findings) - _MOST_FINDINGS_TOLD
+    if left > 0:
+        print_line(f"  and {left} more; --json tells all")
+
+
+def _as_json(generation: Generation, report: Verification, is_verified: bool) -> dict[str, Any]:
+    return {
+        "generation": generation.text,
+        "step": generation.name.step,
+        "state": generation.state.value,
+        "holds": report.holds,
+        "noted": is_verified,
+        "bytes_read": report.bytes_read,
+        "objects": report.objects,
+        "findings": [
+            {
+                "file": finding.file,
+                "what": finding.what,
+                "tensor": finding.tensor,
+                "rows": finding.rows,
+                "expected": finding.expected,
+                "found": finding.found,
+            }
+            for finding in report.findings
+        ],
+    }
+
+
+@contextlib.contextmanager
+def _progress(generation: Generation, *, is_shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    if not is_shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn(f"step {generation.name.step}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
