@@ -1,0 +1,86 @@
+"""Where the starts of a command die: a pure function of a seed and the number of updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from safepoint.drill.events import Event, Phase, Restored, Update
+from safepoint.errors import RequestError
+from safepoint.faults.chance import Chance
+
+PHASES = ("stage", "plan", "write", "vote", "check", "publish")
+
+# Half of the random kills aim at a save, which is a small part of the time and the delicate one.
+_AIMS = (None,) * len(PHASES) + PHASES
+_DELAY_STEPS = 1000
+_LONGEST_DELAY = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Say where a start dies.
+
+    Args:
+        update: Not before this update is complete, or restored.
+        phase: The next time this phase of a save begins after that; None for the update itself.
+        delay: How much longer it lives then, as a multiple of the time that one update takes; 0 dies on the spot.
+    """
+
+    update: int
+    phase: str | None = None
+    delay: float = 0.0
+
+    def __str__(self) -> str:
+        place = f"after update {self.update}" if self.update else "after the restore"
+        if self.phase is not None:
+            place = f"in phase {self.phase!r} of the first save from update {self.update} on"
+        return place + (f" and {self.delay:g} updates' time" if self.delay else "")
+
+
+def plan_kills(count: int, *, seed: int, updates: int) -> tuple[Kill, ...]:
+    """Return kills at random places, in the order of the updates; the same seed gives the same ones.
+
+    Args:
+        count: How many.
+        updates: How many updates the uninterrupted run has.
+    """
+    chance = Chance("drill", seed)
+    drawn = [
+        Kill(
+            chance.below(updates + 1),
+            _AIMS[chance.below(len(_AIMS))],
+            round(chance.below(_DELAY_STEPS) * _LONGEST_DELAY / _DELAY_STEPS, 3),
+        )
+        for _ in range(count)
+    ]
+    return tuple(sorted(drawn, key=lambda kill: kill.update))
+
+
+def check_kills(kills: tuple[Kill, ...], *, updates: int) -> None:
+    """Raise `RequestError` for a kill that the run never reaches."""
+    for kill in kills:
+        if kill.phase is not None and kill.phase not in PHASES:
+            raise RequestError("a save has no such phase", where="kill", expected=", ".join(PHASES), found=kill.phase)
+        if not 0 <= kill.update <= updates:
+            raise RequestError(
+                "a kill is out of the run's reach",
+                where="kill",
+                expected=f"an update from 0 to {updates}, the run's last",
+                found=str(kill.update),
+            )
+
+
+class Trigger:
+    """Follow the events of one start up to the place of its kill."""
+
+    def __init__(self, kill: Kill) -> None:
+        self._kill = kill
+        self._is_reached = False
+
+    def meets(self, event: Event) -> bool:
+        """Return whether this event is the place; the delay begins here."""
+        kill = self._kill
+        if isinstance(event, Update | Restored) and event.step >= kill.update:
+            self._is_reached = True
+            return kill.phase is None
+        return self._is_reached and isinstance(event, Phase) and event.phase == kill.phase

@@ -1,0 +1,104 @@
+"""What is told of a drill: rows for people, plain values for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from safepoint.drill.trace import Ending, Rehearsal, Start
+from safepoint.drill.verdict import MEANINGS, Judgement
+
+COLUMNS = ("start", "resumed from", "promise", "updates", "committed", "ended")
+
+
+def row(label: str, start: Start) -> list[str]:
+    """Return the cells of one start, in the order of `COLUMNS`."""
+    restored = start.restored
+    updates = f"{start.updates[0].step}-{start.updates[-1].step}" if start.updates else "none"
+    ending = f"{start.ending.value} {start.place}"
+    if start.ending is Ending.FAILED:
+        ending += f", exit code {start.exit_code}"
+    return [
+        label,
+        "" if restored is None else "fresh" if restored.is_fresh else f"step {restored.step}",
+        "" if restored is None or restored.is_fresh else restored.promise,
+        updates,
+        f"step {start.committed[-1]}" if start.committed else "none",
+        ending,
+    ]
+
+
+def rows(rehearsal: Rehearsal) -> list[list[str]]:
+    """Return the cells of all starts."""
+    starts = [row(str(number), start) for number, start in enumerate(rehearsal.starts, 1)]
+    return [row("uninterrupted", rehearsal.baseline), *starts]
+
+
+def compared(judgement: Judgement) -> str:
+    """Say in one sentence how much was compared."""
+    comparison = judgement.comparison
+    what = {
+        "exact": "every metric, sample id and random stream, bit for bit",
+        "same_data": "the sample ids only, which is what the restores promised",
+        "approximate": "nothing of their contents, because the restores promised no more",
+    }[comparison.level]
+    again = f", {comparison.repeated} of them made more than once" if comparison.repeated else ""
+    end = f"; {comparison.items} items of the final state" if comparison.items else ""
+    return f"compared {comparison.updates} updates{again}: {what}{end}"
+
+
+def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
+    """Return everything as plain values, for JSON."""
+    divergence = judgement.comparison.divergence
+    return {
+        "verdict": judgement.verdict.value,
+        "meaning": MEANINGS[judgement.verdict],
+        "findings": list(judgement.findings),
+        "command": list(rehearsal.command),
+        "seed": rehearsal.seed,
+        "kills": rehearsal.kills,
+        "compared": {
+            "level": judgement.comparison.level,
+            "updates": judgement.comparison.updates,
+            "repeated": judgement.comparison.repeated,
+            "items": judgement.comparison.items,
+        },
+        "first_divergence": None
+        if divergence is None
+        else {
+            "start": divergence.start,
+            "step": divergence.step,
+            "values": [
+                {"subject": value.subject, "uninterrupted": value.expected, "here": value.found}
+                for value in divergence.values
+            ],
+        },
+        "uninterrupted": _plain_start(rehearsal.baseline),
+        "starts": [_plain_start(start) for start in rehearsal.starts],
+    }
+
+
+def _plain_start(start: Start) -> dict[str, Any]:
+    restored = start.restored
+    return {
+        "ending": start.ending.value,
+        "place": start.place,
+        "exit_code": start.exit_code,
+        "kill": None
+        if start.kill is None
+        else {"update": start.kill.update, "phase": start.kill.phase, "delay": start.kill.delay},
+        "restored": None
+        if restored is None
+        else {
+            "step": restored.step,
+            "generation": restored.generation,
+            "promise": restored.promise,
+            "replayed": restored.replayed,
+            "refused": list(restored.refused),
+            "is_fresh": restored.is_fresh,
+        },
+        "first_update": start.updates[0].step if start.updates else None,
+        "last_update": start.updates[-1].step if start.updates else None,
+        "committed": list(start.committed),
+        "state": None if start.state is None else dict(start.state),
+        "seconds": round(start.seconds, 3),
+    }
