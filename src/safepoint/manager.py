@@ -121,8 +121,7 @@ class CheckpointManager:
         self._late: frozenset[str] = frozenset()
         self._metrics: dict[str, float] = {}
         self._unusable = ""
-        for name, entry in state.items():
-            self._add(name, entry)
+        self._add(state)
 
     @property
     def progress(self) -> Progress:
@@ -145,7 +144,7 @@ class CheckpointManager:
             RequestError: The name is taken, or the object cannot be captured.
             MismatchError: Something was restored, and the item is neither late nor permitted to be new.
         """
-        self._add(name, entry)
+        self._add({name: entry})
         if self._restored.saved is None:
             return
         try:
@@ -331,12 +330,14 @@ class CheckpointManager:
         finally:
             self._release()
 
-    def _add(self, name: str, entry: object) -> None:
-        item = self._registry.add(name, entry)
-        self._circumstances.add(item)
-        self._boundary.watch(name, entry)
-        if hasattr(entry, "before_handing"):
-            entry.before_handing = self._placement.place
+    def _add(self, entries: Mapping[str, object]) -> None:
+        """Register objects; each may refer to any other of them."""
+        items = [self._registry.add(name, entry) for name, entry in entries.items()]
+        for item, (name, entry) in zip(items, entries.items(), strict=True):
+            self._circumstances.add(item)
+            self._boundary.watch(name, entry)
+            if hasattr(entry, "before_handing"):
+                entry.before_handing = self._placement.place
 
     def _restore_context(self) -> RestoreContext:
         return RestoreContext(

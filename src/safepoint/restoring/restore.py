@@ -27,7 +27,7 @@ from safepoint.restoring.plan import plan_reads
 from safepoint.restoring.read import read
 from safepoint.restoring.select import Wish, nothing_found, select
 from safepoint.restoring.validate import SavedState, validate
-from safepoint.state.item import Item, Permits, SavedItem
+from safepoint.state.item import Item, Permits
 from safepoint.storage.base import Storage
 
 
@@ -128,14 +128,14 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
         optimizers = [entry for entry in context.items.values() if entry.type == "optimizer"]
         for optimizer in optimizers:
             if isinstance(optimizer, Reappliable) and optimizer.name in saved.items:
-                optimizer.reapply_hyperparameters(saved.items[optimizer.name], permits)
+                optimizer.reapply_hyperparameters()
 
 
 @runtime_checkable
 class Reappliable(Protocol):
     """An item whose settings can be applied again without its tensors."""
 
-    def reapply_hyperparameters(self, saved: SavedItem, permits: Permits) -> object:
+    def reapply_hyperparameters(self) -> None:
         """Set the hyper-parameters to the saved ones."""
 
 

@@ -1,0 +1,107 @@
+"""Reading a run without being it: nothing is joined, recorded or fenced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+from safepoint.ambient import Ambient, SystemAmbient
+from safepoint.catalog import Generation, examine, read_lineage
+from safepoint.checkpoints import Checkpoint, list_checkpoints
+from safepoint.contract import Contract
+from safepoint.errors import NotFoundError, RequestError
+from safepoint.format.manifest import Manifest
+from safepoint.format.names import GenerationName
+from safepoint.restoring.match import Choice
+from safepoint.restoring.outcome import RestoreReport
+from safepoint.restoring.restore import RestoreContext, restore
+from safepoint.restoring.select import Wish
+from safepoint.state.registry import Registry
+from safepoint.storage.base import Storage
+from safepoint.storage.url import open_storage
+
+
+class Run:
+    """Read the checkpoints of a run that some other process may be training."""
+
+    def __init__(self, storage: Storage, ambient: Ambient) -> None:
+        self._storage = storage
+        self._ambient = ambient
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the usable checkpoints, newest first."""
+        return list_checkpoints(self._storage)
+
+    def manifest(self, step: int | None = None) -> Manifest:
+        """Return the manifest of the newest checkpoint, or of a step.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        for checkpoint in self.checkpoints():
+            if step is None or checkpoint.step == step:
+                found = self._examine(checkpoint.generation)
+                if found.manifest is not None:
+                    return found.manifest
+        raise NotFoundError("no checkpoint matches", where=self._storage.url, expected=_wanted(step))
+
+    def load(
+        self, into: Mapping[str, object], *, step: int | None = None, permit: Iterable[str] = ()
+    ) -> RestoreReport:
+        """Load items into live objects, by item name; the other items of the checkpoint are left alone.
+
+        Global random streams are not touched. Parameters are written in place.
+
+        Args:
+            into: Live objects by the item names they were saved under, such as ``{"model": model}``.
+            step: The step to load; the newest good one if absent.
+            permit: Words of differences to accept, such as ``model.removed``.
+
+        Raises:
+            NotFoundError: No checkpoint matches.
+            MismatchError: An item does not fit; nothing was touched.
+            CorruptionError: Only damaged checkpoints were found.
+        """
+        if not into:
+            raise RequestError("nothing is to be loaded", where="into", expected="live objects by item name")
+        registry = Registry()
+        for name, entry in into.items():
+            registry.add(name, entry)
+        context = RestoreContext(
+            storage=self._storage,
+            ambient=self._ambient,
+            items=registry.items,
+            contract=Contract("approximate", frozenset(permit)),
+            conditions=None,
+        )
+        wish = Wish(step=step, branch=step is not None, required=True)
+        lineage = read_lineage(self._storage, needs_chain=step is None)
+        restored = restore(context, lineage, wish, Choice(only=frozenset(into)))
+        return restored.report(step=0 if restored.saved is None else restored.saved.manifest.step, replayed=0)
+
+    def _examine(self, generation: str) -> Generation:
+        name = GenerationName.parse(generation)
+        if name is None:
+            raise RequestError("not the name of a generation", found=repr(generation))
+        return examine(self._storage, name, read_lineage(self._storage))
+
+
+def open_run(
+    url: str | os.PathLike[str], *, storage: Storage | None = None, ambient: Ambient | None = None
+) -> Run:
+    """Open a run for reading, without joining it.
+
+    Args:
+        url: The run's folder or URL.
+
+    Raises:
+        NotFoundError: There is no run; nothing is created.
+    """
+    storage = storage or open_storage(url)
+    if not storage.root_exists() or read_lineage(storage, needs_chain=False).run is None:
+        raise NotFoundError("there is no run here", where=storage.url, remedy="Check the path.")
+    return Run(storage, ambient or SystemAmbient())
+
+
+def _wanted(step: int | None) -> str:
+    return "any committed checkpoint" if step is None else f"a committed checkpoint of step {step}"

@@ -1,0 +1,61 @@
+"""All registered objects of a run, by item name, each with its item."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from safepoint.errors import RequestError
+from safepoint.format.names import check_item_name
+from safepoint.state.adapt import Surroundings, make_item
+from safepoint.state.item import STREAMS_ITEM, Item
+from safepoint.state.names import qualified_parameters
+from safepoint.state.optimizers import OptimizerItem
+from safepoint.state.randomness import GlobalRandomItem
+
+
+class Registry:
+    """Keep live objects and their items.
+
+    `items` holds the global random streams besides, under their reserved name; `objects` and `optimizers` hold what was
+    registered. The three mappings are live: what is added later shows in them.
+    """
+
+    def __init__(self) -> None:
+        self.items: dict[str, Item] = {STREAMS_ITEM: GlobalRandomItem()}
+        self.objects: dict[str, object] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._surroundings = Surroundings(self._parameters, self._optimizer_items)
+
+    def add(self, name: str, entry: object) -> Item:
+        """Add a live object and return its item.
+
+        Raises:
+            RequestError: The name is not allowed or taken, the object is registered already, or it cannot be captured.
+        """
+        check_item_name(name)
+        if name in self.items:
+            what = "is reserved for the global random streams" if name == STREAMS_ITEM else "is taken"
+            raise RequestError(f"an item's name {what}", where=name)
+        twice = [other for other, known in self.objects.items() if known is entry]
+        if twice:
+            raise RequestError("an object is registered twice", where=name, found=f"the same object as {twice[0]!r}")
+        item = make_item(name, entry, surroundings=self._surroundings)
+        self.items[name], self.objects[name] = item, entry
+        if isinstance(entry, torch.optim.Optimizer):
+            self.optimizers[name] = entry
+        return item
+
+    def remove(self, name: str) -> None:
+        """Forget an item."""
+        self.items.pop(name, None)
+        self.objects.pop(name, None)
+        self.optimizers.pop(name, None)
+
+    def _parameters(self) -> Mapping[str, torch.Tensor]:
+        modules = {name: entry for name, entry in self.objects.items() if isinstance(entry, torch.nn.Module)}
+        return qualified_parameters(modules)
+
+    def _optimizer_items(self) -> Mapping[str, OptimizerItem]:
+        return {name: item for name, item in self.items.items() if isinstance(item, OptimizerItem)}

@@ -1,0 +1,94 @@
+"""Cut the power at every operation of a job's life, and start again from what the disk may then hold.
+
+The invariants are the same at every point: the checkpoint chosen is whole and of one step, it is not older than the
+newest save that was reported done, and the next save succeeds and is found.
+"""
+
+from __future__ import annotations
+
+import pytest
+from safepoint.faults.disk import SimulatedDisk
+from safepoint.faults.script import Effect, Fault, FaultScript, SimulatedCrash
+from safepoint.faults.storage import FaultyStorage
+from safepoint.storage.base import Storage
+from safepoint.testing.ambient import FakeWorld
+
+from tests.crash.job import Job, newest_step, whole_state
+
+STATES_AT_EACH_POINT = 8
+
+
+def live(storage: Storage, world: FakeWorld, done: list[int]) -> None:
+    """Run two starts of a job: three saves, an end, two saves more; retention deletes on the way."""
+    first = Job(storage, world, pid=1)
+    try:
+        first.start()
+        for step in (10, 20, 30):
+            first.train_to(step)
+            first.save()
+            done.append(step)
+        first.end()
+    finally:
+        first.die()
+    second = Job(storage, world, pid=2)
+    try:
+        second.start()
+        for step in (40, 50):
+            second.train_to(step)
+            second.save()
+            done.append(step)
+    finally:
+        second.die()
+
+
+def operation_count() -> int:
+    storage = FaultyStorage(SimulatedDisk())
+    live(storage, FakeWorld(), [])
+    return len(storage.operations)
+
+
+OPERATIONS = operation_count()
+
+
+def recover(disk: Storage, world: FakeWorld, *, pid: int, at_least: int) -> None:
+    """Start on what is left, and check every invariant."""
+    job = Job(disk, world, pid=pid)
+    try:
+        report = job.start()
+        assert report.step >= at_least
+        assert report.step == 0 or job.state() == whole_state(report.step)
+        job.train_to(report.step + 1)
+        job.save()
+    finally:
+        job.die()
+    assert newest_step(disk) == report.step + 1
+
+
+def test_the_life_of_a_job_has_enough_operations_to_mean_something() -> None:
+    assert OPERATIONS > 200
+
+
+@pytest.mark.parametrize("operation", range(OPERATIONS))
+def test_a_power_cut_at_any_operation_leaves_a_usable_run(operation: int, seed: int) -> None:
+    disk, world, done = SimulatedDisk(), FakeWorld(), [0]
+    storage = FaultyStorage(disk, FaultScript((Fault(Effect.STOP, operation=operation, lasts=True),), seed=seed))
+    with pytest.raises(SimulatedCrash):
+        live(storage, world, done)
+    for number, state in enumerate(disk.crash_states(seed, STATES_AT_EACH_POINT)):
+        recover(state, world, pid=100 + number, at_least=done[-1])
+
+
+@pytest.mark.parametrize("operation", range(0, OPERATIONS, 7))
+def test_a_crash_during_the_recovery_from_a_crash_leaves_a_usable_run(operation: int, seed: int) -> None:
+    disk, world, done = SimulatedDisk(), FakeWorld(), [0]
+    storage = FaultyStorage(disk, FaultScript((Fault(Effect.STOP, operation=operation, lasts=True),), seed=seed))
+    with pytest.raises(SimulatedCrash):
+        live(storage, world, done)
+    for again in range(0, 60, 11):
+        state = next(iter(disk.crash_states(seed + again, 4)))
+        script = FaultScript((Fault(Effect.STOP, operation=again, lasts=True),), seed=seed)
+        try:
+            recover(FaultyStorage(state, script), world, pid=200 + again, at_least=done[-1])
+        except SimulatedCrash:
+            pass
+        recover(next(iter(state.crash_states(seed, 4))), world, pid=300 + again, at_least=done[-1])
