@@ -52,7 +52,7 @@ def make_item(name: str, entry: object, *, surroundings: Surroundings) -> Item:
         return TorchGeneratorItem(name, entry)
     if isinstance(entry, np.random.Generator | np.random.RandomState):
         return NumpyGeneratorItem(name, entry)
-    if isinstance(entry, random.Random):
+    if isinstance(entry, random.Random) and not isinstance(entry, random.SystemRandom):
         return PythonRandomItem(name, entry)
     if type(entry) in PLAIN_CONTAINERS:
         return PlainItem(name, entry)  # type: ignore[arg-type]  # the line above says which types these are

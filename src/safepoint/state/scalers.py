@@ -33,7 +33,7 @@ class ScalerItem:
     def capture(self) -> CapturedItem:
         """Return the scaler's own state, and whether its tensors are made."""
         state = self._scaler.state_dict()
-        return CapturedItem(self.type, {"state": state, "made": self._scaler._scale is not None})
+        return CapturedItem(self.type, {"state": state, "made": self._scale() is not None})
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when one side is enabled and the other is not."""
@@ -51,16 +51,21 @@ class ScalerItem:
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
         """Set scale, factors and growth count, made or not as they were."""
-        state = _state(saved)
-        if not state or not self._scaler.is_enabled():
-            return ["the scaler"]
+        state, is_enabled = _state(saved), self._scaler.is_enabled()
+        if not state or not is_enabled:
+            return ["the scaler"] if is_enabled or state else []
         self._scaler.load_state_dict(state)
         is_made = isinstance(saved.plain, dict) and saved.plain["made"] is True
-        if is_made and self._scaler._scale is None:
+        if is_made and self._scale() is None:
             self._scaler._lazy_init_scale_growth_tracker(torch.device(self._scaler._device))
         elif not is_made:
             self._scaler._scale = self._scaler._growth_tracker = None
         return []
+
+    def _scale(self) -> torch.Tensor | None:
+        # A disabled scaler has no such attribute.
+        scale: torch.Tensor | None = getattr(self._scaler, "_scale", None)
+        return scale
 
 
 def _state(saved: SavedItem) -> dict[str, Any]:
