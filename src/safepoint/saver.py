@@ -85,7 +85,7 @@ class Saver:
         return handle or (SaveHandle() if is_due else None)
 
     def save(self, session: Session, snapshot: Callable[[], Snapshot], handle: SaveHandle) -> None:
-        """Save what `snapshot` captures. Returns when live memory is no longer needed, or, in the foreground, when done.
+        """Save what `snapshot` captures; return when it is done or, in the background, when live memory may change.
 
         Args:
             snapshot: Captures the boundary; called after the save before has ended.

@@ -39,7 +39,8 @@ class FoundHolder:
     started: str
 
     def __str__(self) -> str:
-        return f"incarnation {self.incarnation}: process {self.pid} of {self.user or 'unknown'} on {self.host}, started {self.started}"
+        who = f"process {self.pid} of {self.user or 'unknown'} on {self.host}"
+        return f"incarnation {self.incarnation}: {who}, started {self.started}"
 
 
 def find_holder(storage: Storage, lineage: Lineage, ambient: Ambient, *, wait_s: float = WAIT_S) -> FoundHolder | None:

@@ -3,7 +3,7 @@
 `begin` runs at the boundary and returns when nothing of the save refers to live memory any more; `finish` may run in
 another thread while training goes on. The live objects are not touched by either.
 
-If we die before `publish` has given the manifest its name, the previous checkpoint is the newest; afterwards this one is.
+If we die before `publish` has given the manifest its name, the previous checkpoint is the newest; afterwards this one.
 
 Spec: C2-C7.
 """
