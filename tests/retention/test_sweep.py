@@ -83,6 +83,7 @@ def everything(storage: Storage, folder: str = "") -> dict[str, bytes]:
 
 
 def test_a_save_marks_and_the_next_one_deletes(storage: MemoryStorage) -> None:
+    """Spec: C12.1."""
     save(storage, 1)
     save(storage, 2)
     first = save(storage, 3)
@@ -224,6 +225,7 @@ def test_a_failing_deletion_is_a_warning_and_the_others_go_on(storage: MemorySto
 
 
 def test_an_undecodable_manifest_stops_the_sweep_and_says_so(storage: MemoryStorage) -> None:
+    """Spec: C12.4."""
     for step in (1, 2, 3):
         save(storage, step)
     storage.put(generation_path("step-000000000002-i000001-0badcafe", "manifest.json"), b"")
@@ -250,6 +252,7 @@ def test_a_refused_start_does_not_end_the_sweep(storage: MemoryStorage) -> None:
 
 
 def test_what_the_newest_two_starts_resumed_from_is_not_marked(storage: MemoryStorage) -> None:
+    """Spec: C12.2."""
     names = [write_generation(storage, step, chain=CHAIN) for step in (1, 2, 3)]
     second = (*CHAIN, LineageLink(2, names[0], 1))
     write_incarnation(storage, 2, chain=second)
@@ -261,6 +264,7 @@ def test_what_the_newest_two_starts_resumed_from_is_not_marked(storage: MemorySt
 
 
 def test_a_tombstone_of_a_start_that_is_off_the_lineage_is_void(storage: MemoryStorage) -> None:
+    """Spec: C12.3."""
     names = [write_generation(storage, step, chain=CHAIN) for step in (1, 2, 3)]
     write_incarnation(storage, 2, chain=(*CHAIN, LineageLink(2, names[2], 3)))
     third = (*CHAIN, LineageLink(3, names[2], 3))
@@ -273,6 +277,7 @@ def test_a_tombstone_of_a_start_that_is_off_the_lineage_is_void(storage: MemoryS
 
 
 def test_only_a_newer_start_that_has_committed_sweeps_what_was_never_completed(storage: MemoryStorage) -> None:
+    """Spec: C12.6."""
     save(storage, 1)
     write_generation(storage, 2, chain=CHAIN, is_committed=False)
     save(storage, 3)
@@ -287,6 +292,7 @@ def test_only_a_newer_start_that_has_committed_sweeps_what_was_never_completed(s
 
 
 def test_fewer_than_two_good_ones_stop_the_sweep(storage: MemoryStorage) -> None:
+    """Spec: C12.5."""
     for step in (1, 2, 3):
         save(storage, step)
     storage.delete(generation_path("step-000000000003-i000001-0badcafe", INDEX))
@@ -297,6 +303,7 @@ def test_fewer_than_two_good_ones_stop_the_sweep(storage: MemoryStorage) -> None
 
 @pytest.mark.parametrize("foreign", ["notes.txt", "manifest.json.bak"])
 def test_a_foreign_file_stays_and_so_does_its_folder(storage: MemoryStorage, foreign: str) -> None:
+    """Spec: C12.7."""
     for step in (1, 2, 3):
         save(storage, step)
     marked = generation_path("step-000000000001-i000001-0badcafe")
@@ -309,7 +316,10 @@ def test_a_foreign_file_stays_and_so_does_its_folder(storage: MemoryStorage, for
 
 
 def test_an_object_that_a_remaining_manifest_names_stays(storage: MemoryStorage) -> None:
-    """A later checkpoint refers to a chunk of an ancestor that is itself due to go."""
+    """A later checkpoint refers to a chunk of an ancestor that is itself due to go.
+
+    Spec: C12.4.
+    """
     base = write_generation(storage, 1, chain=CHAIN, items={"model": {"w": floats(1.0, 2.0)}})
     path = generation_path(base, DATA)
     reference = ObjectReference(base, DATA, storage.size(path), _digest_of(storage, base))
@@ -329,7 +339,10 @@ def test_an_object_that_a_remaining_manifest_names_stays(storage: MemoryStorage)
 
 
 def test_a_sweep_that_was_cut_short_is_taken_up_again(storage: MemoryStorage) -> None:
-    """Dies after each single deletion in turn; readers never see more than a marked or an uncompleted save."""
+    """Dies after each single deletion in turn; readers never see more than a marked or an uncompleted save.
+
+    Spec: C8.3, C12.4.
+    """
     for step in (1, 2, 3):
         save(storage, step)
     marked = generation_path("step-000000000001-i000001-0badcafe")
@@ -341,6 +354,17 @@ def test_a_sweep_that_was_cut_short_is_taken_up_again(storage: MemoryStorage) ->
     write_incarnation(storage, 2, chain=chain)
     save(storage, 4, chain=chain)
     assert folders(storage) == [2, 3, 4]
+
+
+def test_records_of_starts_are_never_deleted(storage: MemoryStorage) -> None:
+    """Spec: C12.7."""
+    chain = (*CHAIN, LineageLink(2, write_generation(storage, 1, chain=CHAIN), 1))
+    write_incarnation(storage, 2, chain=chain)
+    before = {path: data for path, data in everything(storage).items() if not path.startswith("generations/")}
+    for step in range(2, 8):
+        save(storage, step, chain=chain)
+    after = {path: data for path, data in everything(storage).items() if not path.startswith("generations/")}
+    assert after == before
 
 
 def test_no_policy_marks_nothing(storage: MemoryStorage) -> None:

@@ -29,6 +29,8 @@ _STYLES = {
     "superseded": "dim",
     "deleted": "dim",
 }
+# Left out where a terminal is too narrow for it: wrapped, it would break every row, and --json tells it.
+_EXPENDABLE = "generation"
 _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -120,16 +122,13 @@ def _print_rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], num
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    if columns[-1] == _EXPENDABLE and sum(widths) + 2 * len(widths) > console.width:
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in columns:
-        # A generation's name is told in full by --json; wrapped, it would break every row of a narrow terminal.
-        is_cut = heading == "generation"
-        table.add_column(
-            heading,
-            justify="right" if heading in numeric else "left",
-            overflow="ellipsis" if is_cut else "fold",
-            no_wrap=is_cut,
-        )
+        table.add_column(heading, justify="right" if heading in numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    Console().print(table)
+    console.print(table)

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 import safepoint.cli.diff as diff
+import safepoint.cli.drill as drill
 import safepoint.cli.ls as ls
 import safepoint.cli.prune as prune
 import safepoint.cli.show as show
@@ -60,7 +61,7 @@ def make_app() -> typer.Typer:
         help="Look at training runs, check them, and rehearse their failure.",
     )
     app.callback()(_options)
-    for command in (ls, show, verify, diff, prune):
+    for command in (ls, show, verify, diff, prune, drill):
         command.register(app)
     return app
 
