@@ -151,6 +151,8 @@ def test_plain_values_are_named_by_path_with_both_sides(storage: MemoryStorage) 
         ({"a": 1}, {"b": 1}, [LeafDifference("a", "1", "absent"), LeafDifference("b", "absent", "1")]),
         ([1, 2, 3], [1, 5], [LeafDifference("[1]", "2", "5"), LeafDifference("", "3 elements", "2 elements")]),
         ({1, 2}, {2, 1}, []),
+        (b"abc", b"abd", [LeafDifference("", "3 bytes, from byte 2 63", "3 bytes, from byte 2 64")]),
+        (b"ab", b"abd", [LeafDifference("", "2 bytes, from byte 2 none", "3 bytes, from byte 2 64")]),
         ((1,), [1], [LeafDifference("", "(1,)", "[1]")]),
         (TensorLeaf("w", device="cuda"), TensorLeaf("w", device="cpu"), []),
         (TensorLeaf("w"), TensorLeaf("v"), [LeafDifference("", "the tensor 'w'", "the tensor 'v'")]),

@@ -10,6 +10,7 @@ from safepoint.format.plain import ScalarLeaf, Shared, TensorLeaf, ViewLeaf
 from safepoint.restoring.values import scalar_text
 
 _LONGEST_TEXT = 120
+_SHOWN_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ def differing_values(first: object, second: object, path: str = "") -> Iterator[
             yield from differing_values(one, other, f"{path}[{number}]")
         if len(first) != len(second):
             yield LeafDifference(path, f"{len(first)} elements", f"{len(second)} elements")
+    elif isinstance(first, bytes) and isinstance(second, bytes) and first != second:
+        pairs = enumerate(zip(first, second, strict=False))
+        start = next((number for number, (one, other) in pairs if one != other), min(len(first), len(second)))
+        yield LeafDifference(path, _bytes_text(first, start), _bytes_text(second, start))
     elif not _is_same_leaf(first, second):
         yield LeafDifference(path, _text(first), _text(second))
 
@@ -71,6 +76,10 @@ def _is_same_leaf(first: object, second: object) -> bool:
     if isinstance(first, set | frozenset) or dataclasses.is_dataclass(first):
         return first == second
     return repr(first) == repr(second)
+
+
+def _bytes_text(value: bytes, start: int) -> str:
+    return f"{len(value)} bytes, from byte {start} {value[start : start + _SHOWN_BYTES].hex() or 'none'}"
 
 
 def _text(value: object) -> str:
