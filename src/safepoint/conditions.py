@@ -92,7 +92,6 @@ class Circumstances:
         """Note an item as it is registered."""
         self._registration.add(item)
 
-    @property
     def environment(self) -> dict[str, str]:
         """Return versions, devices and switches of now."""
         return {**describe(), "safepoint": __version__}
@@ -107,7 +106,7 @@ class Circumstances:
             world_size=self._world_size,
             global_batch=batches[0] if batches else None,
             accumulation=self._declared or self._boundary.longest_window or None,
-            environment=self.environment,
+            environment=self.environment(),
             structure=dict(self._registration.structure),
             configuration=dict(self._registration.configuration),
             datasets={name: _identity(entry) for name, entry in objects.items() if is_dataclass(_identity_of(entry))},

@@ -115,7 +115,12 @@ class CheckpointManager:
             self._registry, self._boundary, world_size=self._group.world_size, config=config, accumulation=accumulation
         )
         self._membership = Membership(
-            self._storage, self._ambient, world_size=self._group.world_size, takeover=takeover, restart=restart
+            self._storage,
+            self._ambient,
+            world_size=self._group.world_size,
+            environment=self._circumstances.environment,
+            takeover=takeover,
+            restart=restart,
         )
         self._restored = Restored()
         self._late: frozenset[str] = frozenset()
@@ -188,7 +193,7 @@ class CheckpointManager:
         wish = Wish(step, branch, required)
         choice = Choice(frozenset(skip), None if items is None else frozenset(items), frozenset(late))
         check_run_is_there(self._storage, wish)
-        session = self._membership.join(wish, self._circumstances.environment)
+        session = self._membership.join(wish)
         try:
             restored = Restored()
             if not self._membership.restarts:
@@ -382,7 +387,7 @@ class CheckpointManager:
     def _require_session(self) -> Session:
         if self._unusable:
             raise InternalError(self._unusable, remedy="Restore a good checkpoint, or end the process.")
-        return self._membership.require(self._circumstances.environment)
+        return self._membership.require()
 
     def _save_if_due(self) -> None:
         handle = self._saver.take_due(self.progress.step)

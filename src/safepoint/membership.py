@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from safepoint.ambient import Ambient
 from safepoint.checkpoints import list_checkpoints
@@ -18,14 +18,25 @@ class Membership:
 
     Args:
         world_size: Number of ranks.
+        environment: Tells versions and devices, for the record of each start.
         takeover: Fence out a process that holds the run, instead of being refused.
         restart: Pass over the checkpoints that there are, once.
     """
 
-    def __init__(self, storage: Storage, ambient: Ambient, *, world_size: int, takeover: bool, restart: bool) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        ambient: Ambient,
+        *,
+        world_size: int,
+        environment: Callable[[], Mapping[str, str]],
+        takeover: bool,
+        restart: bool,
+    ) -> None:
         self._storage = storage
         self._ambient = ambient
         self._world_size = world_size
+        self._environment = environment
         self._takeover = takeover
         self._session: Session | None = None
         self.restarts = restart
@@ -35,7 +46,7 @@ class Membership:
         """Return whether a session is held."""
         return self._session is not None
 
-    def join(self, wish: Wish, environment: Mapping[str, str]) -> Session:
+    def join(self, wish: Wish) -> Session:
         """Claim the next number and return the session, which is not yet held: see `hold`.
 
         Raises:
@@ -46,7 +57,7 @@ class Membership:
             self._storage,
             self._ambient,
             world_size=self._world_size,
-            versions=dict(environment),
+            versions=dict(self._environment()),
             takeover=self._takeover,
             needs_chain=not (self.restarts or (wish.branch and wish.step is not None)),
         )
@@ -56,7 +67,7 @@ class Membership:
         self._session = session
         self.restarts = False
 
-    def require(self, environment: Mapping[str, str]) -> Session:
+    def require(self) -> Session:
         """Return the session; a first boundary without a restore joins here, and passes over no checkpoint.
 
         Raises:
@@ -64,7 +75,7 @@ class Membership:
         """
         if self._session is not None:
             return self._session
-        session = self.join(Wish(), environment)
+        session = self.join(Wish())
         try:
             if session.lineage.chain and not self.restarts and list_checkpoints(self._storage):
                 raise RequestError(

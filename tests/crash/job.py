@@ -113,7 +113,9 @@ class Job:
         self.items: dict[str, Item] = {}
         self.weights = [Weights("first"), Weights("second")]
         self.items.update({entry.name: entry for entry in self.weights})
-        self.membership = Membership(storage, self.ambient, world_size=1, takeover=takeover, restart=False)
+        self.membership = Membership(
+            storage, self.ambient, world_size=1, environment=dict, takeover=takeover, restart=False
+        )
         self.saver = Saver(
             storage,
             SoloGroup(),
@@ -131,7 +133,7 @@ class Job:
     def start(self, wish: Wish | None = None) -> RestoreReport:
         """Join and restore, like the manager."""
         wish = wish or Wish()
-        self.session = session = self.membership.join(wish, {})
+        self.session = session = self.membership.join(wish)
         restored = restore(self.context(), session.lineage, wish, Choice())
         replayed = record_start(session, restored, is_branch=wish.branch)
         self.membership.hold(session)
@@ -146,11 +148,11 @@ class Job:
         self.step = step
         for entry in self.weights:
             entry.go_to(step)
-        self.membership.require({}).journal.update(step)
+        self.membership.require().journal.update(step)
 
     def save(self) -> None:
         """Save the boundary, with retention."""
-        self.saver.save(self.membership.require({}), self._snapshot, SaveHandle(is_explicit=True))
+        self.saver.save(self.membership.require(), self._snapshot, SaveHandle(is_explicit=True))
 
     def end(self) -> None:
         """End properly."""
