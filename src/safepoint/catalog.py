@@ -44,6 +44,8 @@ from safepoint.format.records import (
 )
 from safepoint.storage.base import Storage
 
+NEVER_COMPLETED = "no manifest: the save was never completed"
+
 Start = TypeVar("Start", IncarnationRecord, ResumedRecord, RefusedRecord)
 
 
@@ -241,8 +243,7 @@ def _without_manifest(storage: Storage, name: GenerationName, lineage: Lineage) 
     if tombstone is not None:
         return Generation(name, GenerationState.DELETED, tombstone=tombstone)
     state = GenerationState.PENDING if name.incarnation >= lineage.owner else GenerationState.ABANDONED
-    reason = "no manifest: the save was never completed"
-    return Generation(name, state, refusal=Refusal(str(name), MANIFEST, reason))
+    return Generation(name, state, refusal=Refusal(str(name), MANIFEST, NEVER_COMPLETED))
 
 
 def _damaged(name: GenerationName, file: str, error: CorruptionError | FormatVersionError) -> Generation:

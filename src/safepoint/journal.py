@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from safepoint.errors import CorruptionError, ObjectMissingError, StorageError
 from safepoint.format.names import journal_path
-from safepoint.storage.base import Storage
+from safepoint.storage.base import Appender, Storage
 
 _LIMIT_BYTES = 64 << 20
 
@@ -24,9 +24,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JournalSummary:
-    """Tell what an incarnation noted: its last update, and the generations it committed and deleted."""
+    """Tell what an incarnation noted: its last update, the generations it committed and deleted, and whether it had
+    recorded what it resumed, which it does before the first line.
+    """
 
     last_step: int | None
+    has_resumed: bool
     committed: frozenset[str]
     deleted: frozenset[str]
 
@@ -38,21 +41,28 @@ class Journal:
     """
 
     def __init__(self, storage: Storage, incarnation: int) -> None:
-        self._appender = storage.append(journal_path(incarnation))
         self._lock = threading.Lock()
+        self._appender: Appender | None = None
+        try:
+            self._appender = storage.append(journal_path(incarnation))
+        except StorageError as exc:
+            _log.warning("the journal could not be opened, so this start keeps none: %s", exc)
 
     def update(self, step: int) -> None:
         """Note that an update was completed."""
-        self._write(self._appender.replace_last, b'{"step": %d}' % step)
+        if self._appender is not None:
+            self._write(self._appender.replace_last, b'{"step": %d}' % step)
 
     def event(self, kind: str, **facts: object) -> None:
         """Note something that stays: ``committed``, ``deleted``, ``failed``, ``resumed``, ``closed``."""
-        self._write(self._appender.append, json.dumps({"event": kind, **facts}).encode("ascii"))
+        if self._appender is not None:
+            self._write(self._appender.append, json.dumps({"event": kind, **facts}).encode("ascii"))
 
     def close(self) -> None:
         """Close the file. Idempotent."""
         with self._lock:
-            self._appender.close()
+            if self._appender is not None:
+                self._appender.close()
 
     def _write(self, verb: Callable[[bytes], None], line: bytes) -> None:
         with self._lock:
@@ -69,6 +79,7 @@ def read_journal(storage: Storage, incarnation: int) -> JournalSummary:
     except (ObjectMissingError, CorruptionError):
         data = b""
     steps: list[int] = []
+    has_resumed = False
     named: dict[str, set[str]] = {"committed": set(), "deleted": set()}
     for line in data.splitlines():
         try:
@@ -78,8 +89,10 @@ def read_journal(storage: Storage, incarnation: int) -> JournalSummary:
         if not isinstance(entry, dict):
             continue
         step, generation = entry.get("step"), entry.get("generation")
+        has_resumed |= entry.get("event") == "resumed"
         if type(step) is int:
             steps.append(step)
         if isinstance(generation, str) and entry.get("event") in named:
             named[entry["event"]].add(generation)
-    return JournalSummary(max(steps, default=None), frozenset(named["committed"]), frozenset(named["deleted"]))
+    last_step = max(steps, default=None)
+    return JournalSummary(last_step, has_resumed, frozenset(named["committed"]), frozenset(named["deleted"]))

@@ -2,7 +2,9 @@
 
 1. A number is claimed by publishing its record exclusively; numbers are contiguous and never deleted.
 2. Of two starts that claim at once, the lower living number goes on; the higher closes its claim.
-3. What an incarnation resumed from is recorded before it saves anything. If we die between claim and record, the number
+3. A start that finds a higher claim waits until that claim is closed or has recorded what it resumed: only the latter
+   fences. So neither of two starts at once, nor a job that runs, ends for a claim that is about to be closed.
+4. What an incarnation resumed from is recorded before it saves anything. If we die between claim and record, the number
    is taken and has resumed nothing: the lineage is that of the newest one that did record.
 
 Spec: C1.
@@ -17,7 +19,14 @@ import msgspec
 
 from safepoint.ambient import Ambient, ProcessIdentity
 from safepoint.catalog import Lineage, read_lineage
-from safepoint.errors import FencedError, ObjectExistsError, RequestError
+from safepoint.errors import (
+    CorruptionError,
+    FencedError,
+    ObjectExistsError,
+    OutcomeUnknownError,
+    RequestError,
+    StorageError,
+)
 from safepoint.format.encoding import RECORD_LIMIT_BYTES, seal, unseal
 from safepoint.format.names import (
     GENERATIONS,
@@ -42,6 +51,7 @@ from safepoint.joining.holder import WAIT_S, FoundHolder, find_holder
 from safepoint.storage.base import Storage
 
 _NONCE_BYTES = 8
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ def record_resumed(
 
     Spec: C1.
     """
-    check_not_fenced(storage, claim)
+    check_not_fenced(storage, claim, ambient=ambient)
     own = (*chain, LineageLink(claim.incarnation, resumed, step))
     record = ResumedRecord(
         format=FORMAT_VERSION,
@@ -126,35 +136,63 @@ def record_resumed(
     return own
 
 
-def check_not_fenced(storage: Storage, claim: Claim) -> None:
+def check_not_fenced(storage: Storage, claim: Claim, *, ambient: Ambient | None = None, wait_s: float = WAIT_S) -> None:
     """Raise `FencedError` when a newer incarnation than ours, not closed, exists.
+
+    Args:
+        ambient: Lets a newer claim that has recorded nothing yet be closed first, on this clock; None does not wait.
+        wait_s: How long to wait for that.
 
     Spec: C5.
     """
-    names = {entry.name for entry in storage.list(INCARNATIONS)}
-    for name in sorted(names):
-        number = parse_incarnation(name)
-        if number is not None and number > claim.incarnation and f"{number:06d}.refused.json" not in names:
+    deadline: float | None = None
+    while True:
+        names = {entry.name for entry in storage.list(INCARNATIONS)}
+        newer = _newer_claims(names, claim.incarnation)
+        if not newer:
+            return
+        decided = [number for number in newer if f"{number:06d}.resumed.json" in names]
+        if ambient is not None and deadline is None:
+            deadline = ambient.monotonic() + wait_s
+        if ambient is None or decided or deadline is None or ambient.monotonic() >= deadline:
             raise FencedError(
                 "a newer start of the job owns the run",
                 where=storage.url,
                 expected=f"incarnation {claim.incarnation} to be the newest",
-                found=f"incarnation {number}",
+                found=f"incarnation {max(decided or newer)}",
                 remedy="Stop this process; the newer one goes on.",
             )
+        ambient.sleep(_POLL_S)
 
 
 def publish_record(storage: Storage, path: str, record: msgspec.Struct) -> None:
-    """Publish a small record exclusively; on "exists" our own nonce means success.
+    """Publish a small record exclusively; on "exists" or a lost answer, our own bytes read back mean success.
 
     Spec: F6.
     """
     data = seal(record)
     try:
         storage.publish(path, data)
-    except ObjectExistsError:
-        if storage.read(path, limit_bytes=RECORD_LIMIT_BYTES) != data:
+    except (ObjectExistsError, OutcomeUnknownError):
+        if not _holds(storage, path, data):
             raise
+
+
+def _newer_claims(names: set[str], incarnation: int) -> list[int]:
+    """Return the claimed numbers above ours that were not refused, from a listing."""
+    numbers = (parse_incarnation(name) for name in names)
+    return [
+        number
+        for number in numbers
+        if number is not None and number > incarnation and f"{number:06d}.refused.json" not in names
+    ]
+
+
+def _holds(storage: Storage, path: str, data: bytes) -> bool:
+    try:
+        return storage.read(path, limit_bytes=RECORD_LIMIT_BYTES) == data
+    except (StorageError, CorruptionError):
+        return False
 
 
 def _ensure_run(storage: Storage, ambient: Ambient) -> str:
@@ -173,7 +211,7 @@ def _ensure_run(storage: Storage, ambient: Ambient) -> str:
         storage.make_folder(folder)
     storage.sync_folder("")
     try:
-        storage.publish(RUN_RECORD, seal(record))
+        publish_record(storage, RUN_RECORD, record)
     except ObjectExistsError:
         return unseal(storage.read(RUN_RECORD, limit_bytes=RECORD_LIMIT_BYTES), RunRecord, where=RUN_RECORD).run
     storage.sync_folder("")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from safepoint.ambient import Ambient, ProcessIdentity
 from safepoint.catalog import Incarnation, Lineage
-from safepoint.errors import ObjectMissingError, StorageError
+from safepoint.errors import CorruptionError, ObjectMissingError, StorageError
 from safepoint.format.names import incarnation_path
 from safepoint.storage.base import Storage
 
@@ -93,7 +93,8 @@ def _is_alive(storage: Storage, incarnation: Incarnation, ambient: Ambient, wait
 def _value(storage: Storage, path: str) -> bytes:
     try:
         return storage.read(path, limit_bytes=_LIMIT_BYTES)
-    except ObjectMissingError:
+    except (ObjectMissingError, CorruptionError):
+        # Something else in its place tells as little as its absence; a holder that lives puts its value there again.
         return b""
 
 

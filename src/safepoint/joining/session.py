@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage, read_lineage
-from safepoint.errors import InternalError
+from safepoint.errors import CorruptionError, InternalError
+from safepoint.format.names import incarnation_path
 from safepoint.format.records import LineageLink, Refusal
 from safepoint.joining.claim import claim_incarnation, record_resumed
 from safepoint.joining.holder import Heartbeat
@@ -44,6 +45,8 @@ class Session:
         self._heartbeat = Heartbeat(storage, self.claim.incarnation)
         try:
             self.lineage: Lineage = read_lineage(storage, needs_chain=needs_chain)
+            if needs_chain:
+                _check_no_record_was_lost(storage, self.lineage)
         except BaseException:
             self._heartbeat.close()
             raise
@@ -96,3 +99,22 @@ class Session:
         if self._journal is not None:
             self._journal.close()
         self._heartbeat.close()
+
+
+def _check_no_record_was_lost(storage: Storage, lineage: Lineage) -> None:
+    """Raise `CorruptionError` when a start newer than the chain had recorded what it resumed, and the record is gone.
+
+    Such a start may have gone back to an older step on purpose; without its record the branch that it left would be
+    taken up again.
+
+    Spec: C9.5.
+    """
+    newest = lineage.chain[-1].incarnation if lineage.chain else 0
+    for entry in lineage.incarnations:
+        is_open = entry.number > newest and entry.refused is None
+        if is_open and read_journal(storage, entry.number).has_resumed:
+            raise CorruptionError(
+                "what the newest start resumed from is missing, although its journal says that it was recorded",
+                where=incarnation_path(entry.number, "resumed.json"),
+                remedy="Choose a checkpoint yourself: restore(step=..., branch=True).",
+            )

@@ -15,8 +15,8 @@ from typing import Protocol, runtime_checkable
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Generation, Lineage, list_generations
-from safepoint.contract import Contract, Promise, Reason, check_contract, judge
-from safepoint.errors import CorruptionError, InternalError, ObjectMissingError
+from safepoint.contract import Contract, Promise, Reason, check_contract, judge, lowest
+from safepoint.errors import CorruptionError, InternalError, MismatchError, ObjectMissingError
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import Refusal
@@ -25,9 +25,10 @@ from safepoint.restoring.match import Choice, Match, match
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import plan_reads
 from safepoint.restoring.read import read
-from safepoint.restoring.select import Wish, nothing_found, select
+from safepoint.restoring.select import Wish, lost_after, nothing_found, select
 from safepoint.restoring.validate import SavedState, validate
-from safepoint.state.item import Item, Permits
+from safepoint.state.item import STREAMS_ITEM, Item, Permits
+from safepoint.state.probe import Probe
 from safepoint.storage.base import Storage
 
 
@@ -46,6 +47,7 @@ class RestoreContext:
     conditions: Conditions | None
     further: Callable[[Manifest], Sequence[Reason]] = lambda manifest: ()
     on_touch: Callable[[], None] = lambda: None
+    probe: Probe | None = None
     reads_back: bool = True
 
 
@@ -86,6 +88,7 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
         CorruptionError: Only damaged checkpoints are there.
         MismatchError: The chosen one does not fit; nothing was touched.
         ContractError: The chosen one keeps less than the contract asks for; nothing was touched.
+        MismatchError: The user's probe gives other numbers; the live objects hold the restored state.
 
     Spec: C10, C11.
     """
@@ -103,6 +106,9 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
         except (CorruptionError, ObjectMissingError) as exc:
             outcome.refused[generation.text] = _refusal(generation, exc)
             continue
+        if wish.step is None:
+            lost = lost_after(context.storage, lineage, generation.name.step)
+            outcome.refused.update({refusal.generation: refusal for refusal in lost})
         outcome.superseded = _superseded(context.storage, lineage, generation)
         return outcome
 
@@ -114,11 +120,13 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
 
     Raises:
         MismatchError: The checkpoint has no such item, or it does not fit; nothing was touched.
+        ContractError: With the item the checkpoint keeps less than the contract asks for; nothing was touched.
         CorruptionError: Its bytes are damaged.
     """
     item = context.items[name]
     only = Choice(only=frozenset({name}))
     matched = match(saved, {name: item}, only, context.contract.words)
+    promise = _promise(context, saved, matched)
     permits = Permits(context.contract.words, context.contract.current)
     if not matched.items:
         return
@@ -129,6 +137,8 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
         for optimizer in optimizers:
             if isinstance(optimizer, Reappliable) and optimizer.name in saved.items:
                 optimizer.reapply_hyperparameters()
+    if context.reads_back:
+        read_back(saved, matched.items, changed=_changed(context, promise))
 
 
 @runtime_checkable
@@ -166,14 +176,14 @@ def _restore_one(context: RestoreContext, generation: Generation, choice: Choice
         f"{len(reads)} tensors, {size_bytes} bytes, each chunk by digest on arrival",
     ]
     if context.reads_back:
-        changed = frozenset(
-            reason.word.split(".")[0] for reason in promise.reasons if reason.word in context.contract.words
-        )
-        equal, notes = read_back(saved, in_order(matched.items), changed=changed | _with_scheduler(context, promise))
+        equal, notes = read_back(saved, in_order(matched.items), changed=_changed(context, promise))
         outcome.notes += notes
         outcome.checks.append(f"{equal} of {len(matched.items)} items read back equal")
+    if context.probe is not None and generation.manifest.probe is not None:
+        outcome.promise = _probed(context.probe, generation.manifest, promise, permitted=context.contract.words)
+        outcome.checks.append("the probe's numbers")
     times.append(clock())
-    phases = ("validate", "read", "apply", "read back")
+    phases = ("validate", "read", "apply", "check")
     outcome.durations_s.update({name: times[n + 1] - times[n] for n, name in enumerate(phases)})
 
 
@@ -192,6 +202,29 @@ def _promise(context: RestoreContext, saved: SavedState, matched: Match) -> Prom
     return promise
 
 
+def _probed(probe: Probe, manifest: Manifest, promise: Promise, *, permitted: frozenset[str]) -> Promise:
+    """Return the promise with what the probe finds, which must be permitted."""
+    differences = probe.compare(manifest.probe)
+    if differences and "probe" not in permitted:
+        raise MismatchError(
+            "the restored state gives other numbers than the saved one",
+            where=manifest.generation,
+            expected=f"equal within {probe.tolerance}",
+            differences=differences,
+            remedy="The live objects hold the restored state; find what it does not cover before training on.",
+        )
+    found = [Reason("probe", "approximate", one.subject, one.saved, one.current) for one in differences]
+    reasons = (*promise.reasons, *found)
+    return Promise(lowest(reason.level for reason in reasons), reasons)
+
+
+def _changed(context: RestoreContext, promise: Promise) -> frozenset[str]:
+    """Return the items that a permitted difference makes other than they were saved."""
+    words = {reason.word for reason in promise.reasons} & context.contract.words
+    named = frozenset(word.split(".")[0] for word in words if "." in word or word == STREAMS_ITEM)
+    return named | _with_scheduler(context, promise)
+
+
 def _with_scheduler(context: RestoreContext, promise: Promise) -> frozenset[str]:
     """Return the schedulers and optimizers when a schedule's permitted change makes their state another one."""
     if not any(reason.word == "scheduler" for reason in promise.reasons):
@@ -200,7 +233,8 @@ def _with_scheduler(context: RestoreContext, promise: Promise) -> frozenset[str]
 
 
 def _refusal(generation: Generation, error: CorruptionError | ObjectMissingError) -> Refusal:
-    file = error.where.split(":")[0].removeprefix(generation_path(generation.text) + "/")
+    """Return the refusal, its file named within the generation's folder; a storage names it below its own URL."""
+    file = error.where.rpartition(generation_path(generation.text) + "/")[2].split(":")[0]
     return Refusal(generation.text, file, str(error))
 
 

@@ -8,13 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from safepoint.catalog import Generation, GenerationState, Lineage, examine, list_generations, read_lineage
+from safepoint.catalog import (
+    NEVER_COMPLETED,
+    Generation,
+    GenerationState,
+    Lineage,
+    examine,
+    list_generations,
+    read_lineage,
+)
 from safepoint.errors import CorruptionError, NotFoundError, RequestError
-from safepoint.format.names import GenerationName
+from safepoint.format.names import MANIFEST, GenerationName
 from safepoint.format.records import Refusal
 from safepoint.journal import read_journal
 from safepoint.storage.base import Storage
 
+_LOST = "committed according to the journal, and not there"
 _USABLE = (GenerationState.COMMITTED,)
 _USABLE_BY_BRANCH = (GenerationState.COMMITTED, GenerationState.SUPERSEDED)
 
@@ -65,8 +74,20 @@ def select(
                 raise _needs_branch(storage, name, newer)
             return generation, met
         if generation.refusal is not None:
-            met.append(generation.refusal)
+            met.append(_with_journal(storage, generation.refusal))
     return None, met
+
+
+def lost_after(storage: Storage, lineage: Lineage, step: int) -> list[Refusal]:
+    """Return the live generations above a step that journals name as committed and whose folders are gone.
+
+    Retention deletes nothing above the newest good checkpoint, so these are losses.
+
+    Spec: C10.
+    """
+    names = (GenerationName.parse(text) for text in _lost_generations(storage, lineage, {}))
+    lost = [name for name in names if name is not None and name.step > step and lineage.is_live(name)]
+    return [Refusal(str(name), MANIFEST, _LOST) for name in lost]
 
 
 def nothing_found(storage: Storage, lineage: Lineage, wish: Wish, refused: Mapping[str, Refusal]) -> None:
@@ -78,11 +99,11 @@ def nothing_found(storage: Storage, lineage: Lineage, wish: Wish, refused: Mappi
 
     Spec: C10.
     """
-    damaged = [refusal for refusal in refused.values() if _was_committed(storage, refusal)]
+    damaged = [refusal for refusal in refused.values() if refusal.reason != NEVER_COMPLETED]
     lost = _lost_generations(storage, lineage, refused) if wish.step is None else []
     if damaged or lost:
         reasons = [f"{refusal.generation}/{refusal.file}: {refusal.reason}" for refusal in damaged]
-        reasons += [f"{name}: committed according to the journal, and not there" for name in lost]
+        reasons += [f"{name}: {_LOST}" for name in lost]
         raise CorruptionError(
             "no checkpoint of the run can be used",
             where=storage.url,
@@ -117,15 +138,17 @@ def check_run_is_there(storage: Storage, wish: Wish) -> None:
         )
 
 
-def _was_committed(storage: Storage, refusal: Refusal) -> bool:
-    """Return whether a refused generation had been published, as far as can be told.
+def _with_journal(storage: Storage, refusal: Refusal) -> Refusal:
+    """Return a refusal as the journal lets it be told.
 
     A folder without a manifest is a save that was never completed, unless the journal says otherwise.
     """
     name = GenerationName.parse(refusal.generation)
-    if name is None or "never completed" not in refusal.reason:
-        return True
-    return refusal.generation in read_journal(storage, name.incarnation).committed
+    if name is None or refusal.reason != NEVER_COMPLETED:
+        return refusal
+    if refusal.generation not in read_journal(storage, name.incarnation).committed:
+        return refusal
+    return Refusal(refusal.generation, refusal.file, "the manifest is missing, and the journal says it was committed")
 
 
 def _lost_generations(storage: Storage, lineage: Lineage, refused: Mapping[str, Refusal]) -> list[str]:

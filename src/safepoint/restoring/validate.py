@@ -13,7 +13,7 @@ from safepoint.format.digest import digest_bytes, digest_file
 from safepoint.format.encoding import INDEX_LIMIT_BYTES
 from safepoint.format.index import Index, ObjectReference, Tensor, decode_index
 from safepoint.format.manifest import Manifest
-from safepoint.format.names import generation_path, index_name
+from safepoint.format.names import MANIFEST, generation_path, index_name
 from safepoint.format.plain_decoding import decode_plain
 from safepoint.format.state_digest import item_digest
 from safepoint.state.item import SavedItem, TensorSpec
@@ -67,8 +67,9 @@ def validate(storage: Storage, manifest: Manifest) -> SavedState:
     for tensor in index.tensors:
         spec = TensorSpec(tensor.name, tensor.dtype, tensor.shape, tensor.global_shape, tensor.offset)
         specs[tensor.item][tensor.name] = spec
+    path = generation_path(manifest.generation, index_name(index.rank, index.world_size))
     items = {
-        name: SavedItem(item.type, decode_plain(item.plain, where=f"{manifest.generation}: {name}"), specs[name])
+        name: SavedItem(item.type, decode_plain(item.plain, where=f"{path}: {name}"), specs[name])
         for name, item in index.items.items()
     }
     return SavedState(manifest, index, items, {(t.item, t.name): t for t in index.tensors})
@@ -126,7 +127,8 @@ def _reference(manifest: Manifest, generation: str, name: str) -> ObjectReferenc
     for reference in manifest.objects:
         if (reference.generation, reference.name) == (generation, name):
             return reference
-    raise CorruptionError("a manifest does not name an object it needs", where=manifest.generation, expected=name)
+    where = generation_path(manifest.generation, MANIFEST)
+    raise CorruptionError("a manifest does not name an object it needs", where=where, expected=name)
 
 
 def _contradiction(manifest: Manifest, index: Index, found: str) -> CorruptionError:
