@@ -14,6 +14,7 @@ from safepoint.format.names import (
     index_name,
     is_data_name,
     is_object_name,
+    next_nonce,
     parse_incarnation,
     parse_incarnation_file,
 )
@@ -59,6 +60,18 @@ def test_a_folder_that_is_not_named_to_the_letter_is_foreign(text: str) -> None:
 def test_steps_are_compared_as_numbers() -> None:
     names = [GenerationName(step, 1, "00000000") for step in (9, 100, 10)]
     assert [name.step for name in sorted(names)] == [9, 10, 100]
+
+
+def test_each_attempt_at_a_step_has_a_greater_nonce_than_the_one_before() -> None:
+    """Spec: F5.2"""
+    names = [GenerationName(7, 1, "ff000000"), GenerationName(8, 1, "00ffffff")]
+    for expected in ("00", "01", "02"):
+        nonce = next_nonce(names, step=7, incarnation=2, entropy="f00f00")
+        assert nonce == f"{expected}f00f00"
+        names.append(GenerationName(7, 2, nonce))
+    del names[2]
+    assert next_nonce(names, step=7, incarnation=2, entropy="000000") == "03000000"
+    assert next_nonce(names, step=7, incarnation=1, entropy="000000") == "ff000000"
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,16 @@ def run_of(storage: MemoryStorage) -> str:
     return str(read_lineage(storage).run)
 
 
+def test_a_second_save_of_one_step_is_the_later_one() -> None:
+    """Spec: C10.1, F5.2"""
+    storage, world = lived(10)
+    job, _ = going_on(storage, world, to=11)
+    for _attempt in range(3):
+        job.save()
+    attempts = [name[-8:-6] for name in names_of(storage) if name.startswith("step-000000000011-i000002-")]
+    assert attempts == ["00", "01", "02"]
+
+
 def test_a_lost_answer_is_settled_by_reading_and_never_by_a_second_publish() -> None:
     """Spec: C6.2"""
     storage, world = lived(10)

@@ -8,6 +8,7 @@ Spec: F5.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from safepoint.errors import RequestError
@@ -51,6 +52,20 @@ class GenerationName:
         """Return the parts of a generation's name, or None for a name that is not one."""
         match = _GENERATION.fullmatch(text)
         return cls(int(match[1]), int(match[2]), match[3]) if match else None
+
+
+def next_nonce(existing: Iterable[GenerationName], *, step: int, incarnation: int, entropy: str) -> str:
+    """Return the nonce of an incarnation's next attempt at a step: greater than those of its earlier ones.
+
+    Args:
+        existing: The generations that there are.
+        entropy: Six hexadecimal digits.
+
+    Spec: F5.2.
+    """
+    nonces = (name.nonce for name in existing if (name.step, name.incarnation) == (step, incarnation))
+    attempt = max((int(nonce[:2], 16) + 1 for nonce in nonces), default=0)
+    return f"{min(attempt, 255):02x}{entropy}"
 
 
 def incarnation_path(number: int, suffix: str = "json") -> str:
