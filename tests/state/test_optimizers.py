@@ -208,6 +208,17 @@ def test_groups_added_later_are_created_again_in_their_order() -> None:
     assert same_bits(by_name(other, resumed), by_name(model, optimizer))
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_group_without_parameters_keeps_its_options(is_there: bool) -> None:
+    model, optimizer = stepped(1)
+    other, resumed = stepped(2)
+    optimizer.add_param_group({"params": [], "lr": 0.75})
+    if is_there:
+        resumed.add_param_group({"params": []})
+    Stored(items(model, optimizer)).restore(items(other, resumed))
+    assert [group["lr"] for group in resumed.param_groups] == [0.02, 0.75]
+
+
 @pytest.mark.parametrize("named", ["neither", "live"])
 def test_optimizers_built_with_names_keep_their_labels(named: str) -> None:
     torch.manual_seed(1)
@@ -360,6 +371,13 @@ def test_a_restored_run_captures_equal_bytes_whatever_the_order_of_its_groups() 
     again = Stored(live)
     assert again.text == stored.text
     assert again.data == stored.data
+
+
+def test_the_count_is_the_highest_of_all_parameters() -> None:
+    model, optimizer = stepped(1)
+    optimizer.state[model.first.weight]["step"] = torch.tensor(7.0)
+    item: Any = items(model, optimizer)["optimizer"]
+    assert item.count() == 7
 
 
 def test_configuration_is_that_of_registration() -> None:

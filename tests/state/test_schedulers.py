@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import lr_scheduler as lrs
 from torch.optim.swa_utils import SWALR
 
@@ -207,6 +207,13 @@ def test_a_callable_rate_keeps_its_attributes() -> None:
     assert [decay.factor for decay in resumed.scheduler.lr_lambdas] == [1.0, 0.25]
 
 
+def test_milestones_are_of_their_own_type_again() -> None:
+    straight, resumed = Run(SCHEDULERS["MultiStep"], 1), Run(lambda o: lrs.MultiStepLR(o, [9]), 2)
+    Stored(straight.items()).restore(resumed.items())
+    assert type(resumed.scheduler.milestones) is Counter
+    assert resumed.scheduler.milestones == Counter([2, 5, 5])
+
+
 CURRENT = Permits(frozenset({"scheduler"}), frozenset({"scheduler"}))
 
 
@@ -261,8 +268,7 @@ def test_configuration_is_that_of_registration_without_counters() -> None:
     assert run.optimizer_item.count() is None
 
 
-def test_parameter_frozen_out_of_the_optimizer_has_its_own_words() -> None:
-    """The scheduler follows groups that are created again."""
+def test_rates_follow_groups_that_are_created_again() -> None:
     straight = Run(None, 1)
     straight.scheduler = lrs.ExponentialLR(straight.optimizer, 0.5)
     straight.go(0, 2)
@@ -272,4 +278,3 @@ def test_parameter_frozen_out_of_the_optimizer_has_its_own_words() -> None:
     resumed.scheduler = lrs.ExponentialLR(resumed.optimizer, 0.5)
     stored.restore(resumed.items())
     assert resumed.go(2, 5) == straight.go(2, 5)
-    assert isinstance(resumed.model, nn.Module)

@@ -86,6 +86,12 @@ def test_a_strided_live_tensor_takes_the_bytes_in_its_own_layout() -> None:
     assert base.sum().item() == 6 and base[2, 1].item() == 3
 
 
+def test_an_expanded_tensor_takes_each_of_its_elements_once() -> None:
+    base = torch.zeros(2, 1)
+    fill(InPlaceTarget(base.expand(2, 3)), struct.pack("<6f", 1, 1, 1, 2, 2, 2))
+    assert base.tolist() == [[1], [2]]
+
+
 def test_an_inference_tensor_can_be_filled() -> None:
     with torch.inference_mode():
         direct, strided = torch.zeros(2), torch.zeros(2, 2)[:, 0]

@@ -65,7 +65,7 @@ def find_spans(occupants: Sequence[Occupant]) -> dict[int, Span]:
 
 
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the half-open range of addresses between a strided tensor's first and last element."""
+    """Return the half-open range of addresses of a strided tensor; that of a tensor of no bytes overlaps with none."""
     if tensor.numel() == 0:
         return (0, 0)
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -80,8 +80,6 @@ def _families(occupants: Sequence[Occupant]) -> list[list[Occupant]]:
     families: list[list[Occupant]] = []
     device, reached = "", 0
     for where, start, end, number in placed:
-        if start == end:
-            continue
         if where == device and start < reached:
             families[-1].append(occupants[number])
             reached = max(reached, end)

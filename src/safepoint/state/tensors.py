@@ -133,9 +133,16 @@ class NewTensorTarget:
 
 
 def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a value into a live strided tensor, whatever its dtype and device, without recording a graph."""
+    """Copy a value into a live strided tensor, whatever its dtype and device, without recording a graph.
+
+    Where an expanded tensor repeats one element, it is written once; the value is expected to repeat it too.
+    """
     with torch.inference_mode(live.is_inference()):
-        live.detach().copy_(value.detach())
+        live, value = live.detach(), value.detach()
+        for axis, stride in enumerate(live.stride()):
+            if stride == 0 and live.shape[axis] > 1:
+                live, value = live.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
+        live.copy_(value)
 
 
 def as_bytes(dense: torch.Tensor) -> torch.Tensor:
