@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol, cast, runtime_checkable
 
@@ -37,6 +38,8 @@ class Boundary:
         self.longest_window = 0
         self.epoch_batches = 0
         self._monitor = monitor
+        self.untold = 0
+        self._entries: list[object] = []
         self._positions: dict[str, Position] = {}
         self._ahead: dict[str, int] = {}
         self._microbatches = 0
@@ -45,7 +48,8 @@ class Boundary:
         self._foreign_ahead = 0
 
     def watch(self, name: str, item: object) -> None:
-        """Commit this object's position at each boundary, if it has one."""
+        """Note a registered object, and commit its position at each boundary, if it has one."""
+        self._entries.append(item)
         if isinstance(item, Position):
             self._positions[name] = item
 
@@ -53,17 +57,28 @@ class Boundary:
         """Return whether an object keeps its own position and is committed here."""
         return any(position is entry for position in self._positions.values())
 
-    def begin_at(self, progress: Progress, *, epoch_batches: int) -> None:
-        """Stand on the boundary of a restored checkpoint.
-
-        Args:
-            epoch_batches: Microbatches since that epoch's begin.
-        """
+    def begin_at(self, progress: Progress, counts: Mapping[str, int]) -> None:
+        """Stand on the boundary of a restored checkpoint, with the counts that it recorded."""
         self.progress = progress
-        self.epoch_batches = epoch_batches
+        self.epoch_batches = counts.get("epoch_batches", 0)
+        self.uses_end_epoch = self.uses_end_epoch or bool(counts.get("uses_end_epoch"))
+        self.longest_window = self.untold = 0
         self._ahead = {}
         self._microbatches = self._dropped = self._foreign_handed = self._foreign_ahead = 0
         self._monitor.reset()
+
+    def counts(self) -> dict[str, int]:
+        """Return what a checkpoint records besides progress, for `begin_at`."""
+        return {
+            "epoch_batches": self.epoch_batches,
+            "uses_end_epoch": int(self.uses_end_epoch),
+            "batches_ahead": self.ahead,
+        }
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """Return whether an epoch is begun and not at its end."""
+        return self.epoch_batches > 0 and not self.progress.epoch_end_due
 
     @property
     def ahead(self) -> int:
@@ -99,9 +114,12 @@ class Boundary:
         """Count one forward and backward within the window."""
         self._microbatches += 1
 
-    def hand_out(self) -> None:
-        """Count one batch of a loader that keeps no count itself."""
+    def hand_out(self, loader: object) -> None:
+        """Count one batch of a loader that keeps no count itself, and whether its position is saved at all."""
         self._foreign_handed += 1
+        parts = [loader, *(getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler"))]
+        is_told = bool(self._positions) or any(entry is part for entry in self._entries for part in parts)
+        self.untold += not is_told
 
     def drop_batch(self) -> None:
         """Count a batch that was handed out and not used."""
@@ -117,11 +135,12 @@ class Boundary:
         if self.progress.epoch_end_due:
             self.end_epoch()
         window = self._window(batches)
-        if samples is None:
-            samples = sum(len(position.last_ids()) for position in self._loaders())
+        held = self._samples_held() if samples is None else 0
         for name, position in self._positions.items():
             self._commit(position, batches, window)
             self._ahead[name] = position.uncommitted
+        if samples is None:
+            samples = held - self._samples_held()
         counted = self._foreign_handed if batches is None else min(batches + self._dropped, self._foreign_handed)
         self._foreign_handed = self._foreign_ahead = self._foreign_handed - counted
         was_skipped = bool(self._monitor.counts()) and not any(self._monitor.counts().values())
@@ -134,7 +153,7 @@ class Boundary:
             samples=self.progress.samples + samples,
             tokens=self.progress.tokens + tokens,
             skipped=self.progress.skipped + was_skipped,
-            epoch_end_due=any(loader.epoch > self.progress.epoch for loader in self._loaders()),
+            epoch_end_due=any(_epochs_finished(loader) > self.progress.epoch for loader in self._loaders()),
         )
         self._microbatches = self._dropped = 0
         self._monitor.reset()
@@ -146,7 +165,7 @@ class Boundary:
     def end_epoch(self) -> None:
         """Close the epoch."""
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, epoch_end_due=False)
-        self.epoch_batches = 0
+        self.epoch_batches = self.untold = 0
 
     def last_ids(self) -> dict[str, list[int]]:
         """Return the sample indices handed out since the last boundary, for each loader that knows them."""
@@ -170,6 +189,9 @@ class Boundary:
         else:
             position.commit(min(batches + self._dropped, position.uncommitted))
 
+    def _samples_held(self) -> int:
+        return sum(len(loader.last_ids()) for loader in self._loaders())
+
     def _loaders(self) -> list[_Loader]:
         return [cast(_Loader, entry) for entry in self._positions.values() if hasattr(entry, "last_ids")]
 
@@ -180,4 +202,12 @@ class _Loader(Position, Protocol):
     @property
     def epoch(self) -> int: ...
 
+    @property
+    def position(self) -> int: ...
+
     def last_ids(self) -> list[int]: ...
+
+
+def _epochs_finished(loader: _Loader) -> int:
+    """Return how many epochs a loader's committed batches complete; it may have handed out some of the next one."""
+    return loader.epoch - (loader.uncommitted > loader.position)

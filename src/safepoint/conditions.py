@@ -19,6 +19,7 @@ from safepoint.data.cursor import Replay
 from safepoint.format.digest import digest_bytes
 from safepoint.format.manifest import Conditions, Manifest, ProgressRecord
 from safepoint.format.plain import encode_plain
+from safepoint.progress import Progress
 from safepoint.saving.capture import Snapshot, capture
 from safepoint.state.environment import describe
 from safepoint.state.item import Item
@@ -141,9 +142,12 @@ class Circumstances:
         return reasons
 
     def resume(self, manifest: Manifest | None) -> None:
-        """Remember what the first updates are compared with."""
+        """Stand on the boundary of a restored checkpoint, and remember what the first updates are compared with."""
         self._saved_accumulation = None if manifest is None else manifest.conditions.accumulation
-        self._boundary.longest_window = 0
+        self._boundary.begin_at(
+            Progress() if manifest is None else _progress_of(manifest.progress),
+            {} if manifest is None else manifest.conditions.counts,
+        )
 
     def check_accumulation(self, contract: Contract) -> None:
         """Compare the windows seen since a restore with those of the saved run.
@@ -164,12 +168,15 @@ class Circumstances:
     def _counts(self) -> dict[str, int]:
         counted = {name: item.count() for name, item in self._registry.items.items() if isinstance(item, Counted)}
         counts = {name: count for name, count in counted.items() if count is not None}
-        return {**counts, "epoch_batches": self._boundary.epoch_batches, "batches_ahead": self._boundary.ahead}
+        return {**counts, **self._boundary.counts()}
 
     def _reasons(self) -> dict[str, str]:
         reasons = {}
         if self._boundary.ahead:
             reasons["data_ahead"] = f"{self._boundary.ahead} batches were handed out and not used when this was saved"
+        if self._boundary.untold and not self._boundary.progress.epoch_end_due:
+            untold = f"{self._boundary.untold} batches of this epoch"
+            reasons["data_position"] = f"{untold} came from a loader that is no item: its position is not saved"
         if self._boundary.progress.epoch_end_due and not self._boundary.uses_end_epoch and self._has_epoch_schedule():
             reasons["epoch_end"] = "saved between an epoch's last update and its scheduler step; call end_epoch()"
         return reasons
@@ -180,6 +187,10 @@ class Circumstances:
         items = self._registry.items.values()
         counts = [item.count() for item in items if item.type == "scheduler" and isinstance(item, Counted)]
         return any(count is not None and count < step and count <= self._boundary.progress.epoch for count in counts)
+
+
+def _progress_of(record: ProgressRecord) -> Progress:
+    return Progress(**{name: getattr(record, name) for name in ProgressRecord.__struct_fields__})
 
 
 def _identity_of(entry: object) -> object:

@@ -22,7 +22,7 @@ Keep = Literal["saved", "current"]
 LEVELS: tuple[Level, ...] = ("approximate", "same_data", "exact")
 WORDS = frozenset(
     {"world_size", "global_batch", "accumulation", "workers", "versions", "device", "determinism", "dataset"}
-    | {"config", "scheduler", "rng", "probe", "epoch_end", "data_ahead", "replay"}
+    | {"config", "scheduler", "rng", "probe", "epoch_end", "data_ahead", "data_position", "replay"}
 )
 _SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data"}
 _VERSIONS = frozenset({"python", "implementation", "torch", "numpy", "cuda", "hip", "cudnn", "safepoint"})
@@ -57,9 +57,9 @@ class Contract:
         level: ``exact``, ``same_data`` or ``approximate``; a restore that can only keep less refuses.
         permit: Words of differences that are accepted although they lower the promise: ``world_size``,
             ``global_batch``, ``accumulation``, ``workers``, ``versions``, ``device``, ``determinism``, ``dataset``,
-            ``config``, ``scheduler``, ``rng``, ``probe``, ``epoch_end``, ``data_ahead``, ``replay``, and
-            ``<item>.<what>`` such as ``model.added`` or ``optimizer.lr``. A bare hyper-parameter such as
-            ``optimizer.lr`` keeps the current value; `permit(word, keep=...)` says otherwise.
+            ``config``, ``scheduler``, ``rng``, ``probe``, ``epoch_end``, ``data_ahead``, ``data_position``,
+            ``replay``, and ``<item>.<what>`` such as ``model.added`` or ``optimizer.lr``. A bare hyper-parameter such
+            as ``optimizer.lr`` keeps the current value; `permit(word, keep=...)` says otherwise.
 
     Raises:
         RequestError: An unknown level or word.

@@ -11,9 +11,15 @@ from safepoint.state.placement import StreamPlacement
 Batch = TypeVar("Batch")
 
 
-def epochs_left(total: int, boundary: Boundary, end_epoch: Callable[[], None]) -> Iterator[int]:
-    """Yield the numbers of the epochs that are left, and close each one after the loop's body."""
+def epochs_left(
+    total: int, boundary: Boundary, placement: StreamPlacement, end_epoch: Callable[[], None]
+) -> Iterator[int]:
+    """Yield the numbers of the epochs that are left, and close each one after the loop's body.
+
+    What was drawn between a restore and the first epoch belongs to the start of a program, not to its training.
+    """
     boundary.uses_end_epoch = True
+    placement.settle()
     while boundary.progress.epoch < total:
         yield boundary.progress.epoch
         if not boundary.progress.epoch_end_due:
@@ -37,7 +43,7 @@ def rest_of_epoch(loader: Iterable[Batch], boundary: Boundary, placement: Stream
         except StopIteration:
             break
         if not keeps_count:
-            boundary.hand_out()
+            boundary.hand_out(loader)
         yield batch
     if not keeps_count:
         boundary.mark_epoch_end()

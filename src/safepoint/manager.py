@@ -19,7 +19,6 @@ from safepoint.conditions import Circumstances
 from safepoint.contract import Contract
 from safepoint.errors import InternalError, RequestError, SafepointError
 from safepoint.evidence import Evidence, watched_url
-from safepoint.format.manifest import ProgressRecord
 from safepoint.group.solo import SoloGroup
 from safepoint.iteration import epochs_left, rest_of_epoch
 from safepoint.joining.session import Session
@@ -57,8 +56,8 @@ class CheckpointManager:
         background: Write while training goes on; the copy is made at the boundary in any case.
         config: The user's own settings, a plain value; a restore compares them.
         accumulation: Microbatches per update, if declared; else it is observed.
-        probe: A function without side effects that returns a number or a dict of numbers for a fixed batch, or a `Probe`;
-            its value is stored at each save and compared after a restore.
+        probe: A function without side effects that returns a number or a dict of numbers for a fixed batch, or a
+            `Probe`; its value is stored at each save and compared after a restore.
         takeover: Fence out a process that holds the run, instead of being refused.
         restart: Begin at step 0 although there are checkpoints; they become superseded.
         deadline_s: How long a save waits for other ranks.
@@ -143,14 +142,15 @@ class CheckpointManager:
         return list_checkpoints(self._storage) if self._storage.root_exists() else []
 
     def register(self, name: str, entry: object) -> None:
-        """Add an item. After a restore that named it as late, it gets its state at once.
+        """Add an item. Between a restore and the first update it gets its state at once; later it is a new one.
 
         Raises:
             RequestError: The name is taken, or the object cannot be captured.
-            MismatchError: Something was restored, and the item is neither late nor permitted to be new.
+            MismatchError: The restored checkpoint does not fit it, or has no such item.
+            ContractError: With it the promise asked for cannot be kept.
         """
         self._add({name: entry})
-        if self._restored.saved is None:
+        if self._restored.saved is None or self.progress.step != self._restored.saved.manifest.step:
             return
         try:
             restore_late(self._restore_context(), self._restored.saved, name)
@@ -158,6 +158,8 @@ class CheckpointManager:
             self._registry.remove(name)
             raise
         self._late -= {name}
+        # What making the object drew, the uninterrupted run drew at its start.
+        self._placement.settle()
 
     def restore(
         self,
@@ -204,15 +206,7 @@ class CheckpointManager:
             raise
         self._membership.hold(session)
         self._unusable = ""
-        self._evidence.tell(
-            "restored",
-            step=report.step,
-            generation=report.generation,
-            promise=report.promise.level,
-            replayed=report.replayed,
-            refused=[f"{entry.generation}/{entry.file}: {entry.reason}" for entry in report.refused],
-            is_fresh=report.is_fresh,
-        )
+        self._evidence.tell("restored", **report.facts())
         return report
 
     def after_microbatch(self) -> None:
@@ -243,13 +237,14 @@ class CheckpointManager:
             SafepointError: A background save failed and its policy is to raise; a save made here failed.
         """
         session = self._require_session()
-        self._saver.raise_owed(waits=False)
+        self._placement.disarm()
         ids = self._boundary.last_ids() if self._evidence.is_watched else {}
         self._boundary.close(samples=samples, tokens=tokens, batches=batches)
         self._circumstances.check_accumulation(self._contract)
         self._metrics = {name: float(value) for name, value in (metrics or {}).items()}
         session.journal.update(self.progress.step)
         self._evidence.show_update(self.progress.step, self._metrics, ids)
+        self._saver.raise_owed(waits=False)
         if not (self.epoch_end_due and self._boundary.uses_end_epoch):
             self._save_if_due()
 
@@ -270,7 +265,7 @@ class CheckpointManager:
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left of `total`, closing each after the loop's body."""
-        return epochs_left(total, self._boundary, self.end_epoch)
+        return epochs_left(total, self._boundary, self._placement, self.end_epoch)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of the rest of one epoch, with the random streams in place before the first one.
@@ -293,7 +288,6 @@ class CheckpointManager:
         why = self._boundary.open_because()
         if why:
             return self._saver.defer(f"{why}; saved after update {self.progress.step + 1}")
-        self._boundary.check_not_moved()
         return self._save_now(SaveHandle(is_explicit=True))
 
     def wait(self, *, deadline_s: float | None = None) -> None:
@@ -353,6 +347,7 @@ class CheckpointManager:
             conditions=self._circumstances.now(),
             further=self._circumstances.reasons_for,
             on_touch=self._mark_touched,
+            probe=self._probe,
             reads_back=self._reads_back,
         )
 
@@ -361,20 +356,14 @@ class CheckpointManager:
 
     def _settle_on(self, session: Session, restored: Restored, choice: Choice, *, is_branch: bool) -> RestoreReport:
         """Stand on the restored boundary, record it, and make the report."""
-        manifest = restored.saved.manifest if restored.saved is not None else None
-        progress = Progress() if manifest is None else _progress_of(manifest.progress)
-        counts = {} if manifest is None else manifest.conditions.counts
-        self._boundary.begin_at(progress, epoch_batches=counts.get("epoch_batches", 0))
-        self._circumstances.resume(manifest)
-        if self._probe is not None and manifest is not None and "probe" not in self._contract.words:
-            self._probe.check(manifest.probe)
+        self._circumstances.resume(None if restored.saved is None else restored.saved.manifest)
         replayed = record_start(session, restored, is_branch=is_branch)
         self._restored, self._late = restored, choice.late
-        self._saver.begin_at(progress.step)
+        self._saver.begin_at(self.progress.step)
         self._placement.disarm()
-        if self._boundary.epoch_batches and not progress.epoch_end_due:
-            self._placement.arm()
-        return restored.report(step=progress.step, replayed=replayed)
+        if restored.saved is not None:
+            self._placement.arm(is_within_epoch=self._boundary.is_within_epoch)
+        return restored.report(step=self.progress.step, replayed=replayed)
 
     def _check_nothing_is_late(self) -> None:
         if self._late:
@@ -395,19 +384,16 @@ class CheckpointManager:
             self._save_now(handle)
 
     def _save_now(self, handle: SaveHandle) -> SaveHandle:
-        self._check_nothing_is_late()
         self._saver.save(self._require_session(), self._snapshot, handle)
         return handle
 
     def _snapshot(self) -> Snapshot:
+        self._check_nothing_is_late()
+        self._boundary.check_not_moved()
         numbers = None if self._probe is None else self._probe.measure()
         return self._circumstances.snapshot(metrics=self._metrics, probe=numbers, contract=self._contract.level)
 
     def _release(self) -> None:
         self._monitor.close()
         self._saver.close()
-        self._membership.leave()
-
-
-def _progress_of(record: ProgressRecord) -> Progress:
-    return Progress(**{name: getattr(record, name) for name in ProgressRecord.__struct_fields__})
+        self._membership.close()

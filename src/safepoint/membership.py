@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from safepoint.ambient import Ambient
-from safepoint.checkpoints import list_checkpoints
 from safepoint.errors import RequestError
 from safepoint.joining.session import Session
 from safepoint.restoring.restore import Restored
-from safepoint.restoring.select import Wish
+from safepoint.restoring.select import Wish, nothing_found, select
 from safepoint.storage.base import Storage
 
 
@@ -39,6 +38,7 @@ class Membership:
         self._environment = environment
         self._takeover = takeover
         self._session: Session | None = None
+        self._is_closed = False
         self.restarts = restart
 
     @property
@@ -50,9 +50,12 @@ class Membership:
         """Claim the next number and return the session, which is not yet held: see `hold`.
 
         Raises:
+            RequestError: The membership was closed.
             FencedError: Another living process holds the run.
             CorruptionError: The run's records cannot be trusted.
         """
+        if self._is_closed:
+            raise RequestError("the manager is closed", where=self._storage.url, remedy="Make another one.")
         return Session(
             self._storage,
             self._ambient,
@@ -71,18 +74,15 @@ class Membership:
         """Return the session; a first boundary without a restore joins here, and passes over no checkpoint.
 
         Raises:
-            RequestError: The run has checkpoints, and the training did not start from one.
+            RequestError: The run has checkpoints, and the training did not start from one; or it was closed.
+            CorruptionError: It has checkpoints, and none can be used.
         """
         if self._session is not None:
             return self._session
         session = self.join(Wish())
         try:
-            if session.lineage.chain and not self.restarts and list_checkpoints(self._storage):
-                raise RequestError(
-                    "the run has checkpoints, and this training did not start from one",
-                    where=self._storage.url,
-                    remedy="Call restore() before the first update, or pass restart=True to begin anew.",
-                )
+            if not self.restarts:
+                self._check_nothing_is_there(session)
             record_start(session, Restored(), is_branch=False)
         except BaseException:
             session.close()
@@ -95,6 +95,23 @@ class Membership:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+    def close(self) -> None:
+        """Let the session go for good: nothing joins any more. Idempotent."""
+        self.leave()
+        self._is_closed = True
+
+    def _check_nothing_is_there(self, session: Session) -> None:
+        generation, met = select(self._storage, session.lineage, Wish(), {})
+        if generation is None:
+            nothing_found(self._storage, session.lineage, Wish(), {refusal.generation: refusal for refusal in met})
+            return
+        raise RequestError(
+            "the run has checkpoints, and this training did not start from one",
+            where=self._storage.url,
+            found=generation.text,
+            remedy="Call restore() before the first update, or pass restart=True to begin anew.",
+        )
 
 
 def record_start(session: Session, restored: Restored, *, is_branch: bool) -> int:

@@ -7,9 +7,11 @@ committed save and never after a failed one.
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable
+from typing import NoReturn
 
 from safepoint.ambient import Ambient
 from safepoint.errors import FencedError, InternalError, OutcomeUnknownError, SafepointError, TornSnapshotError
@@ -105,9 +107,13 @@ class Saver:
             buffer=self._buffer,
             on_phase=lambda phase: self._evidence.tell("phase", phase=phase),
         )
-        taken = snapshot()
-        self.begin_at(taken.progress.step)
-        staged = begin(context, taken)
+        try:
+            taken = snapshot()
+            self.begin_at(taken.progress.step)
+            staged = begin(context, taken)
+        except BaseException as exc:
+            handle.run(functools.partial(_raise, exc))
+            raise
         handle.mark_staged()
         if self._is_background:
             self._thread.launch(handle, lambda: self._finish(context, session, staged))
@@ -127,6 +133,9 @@ class Saver:
 
     def close(self) -> None:
         """End; what is owed must have been raised."""
+        if self._deferred is not None:
+            _log.warning("a save asked for inside a window was not made: %s never came", self._deferred.deferred)
+            self._deferred = None
         self._thread.close()
 
     def _finish(self, context: SaveContext, session: Session, staged: StagedSave) -> SaveResult:
@@ -167,3 +176,7 @@ class Saver:
             raise error
         _log.warning("a save failed, training goes on (%d in a row): %s", self._failures, error)
         warnings.warn(f"safepoint: a save failed, training goes on: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error

@@ -75,8 +75,8 @@ def match(saved: SavedState, items: Mapping[str, Item], choice: Choice, permitte
             "the checkpoint does not fit the live objects",
             where=saved.manifest.generation,
             differences=refused,
-            remedy="Nothing was changed. Make them fit, permit the words in Contract(permit=...), or name what to leave out "
-            "in restore(skip=...).",
+            remedy="Nothing was changed. Make them fit, permit words in Contract(permit=...), or name what to leave "
+            "out in restore(skip=...).",
         )
     reasons = [
         Reason(entry.word, _LEVELS.get(entry.word, "approximate"), entry.subject, entry.saved, entry.current)

@@ -39,6 +39,17 @@ class RestoreReport:
         """Return everything that differs from the save."""
         return self.promise.reasons
 
+    def facts(self) -> dict[str, object]:
+        """Return the report for a program that watches, as values that JSON has."""
+        return {
+            "step": self.step,
+            "generation": self.generation,
+            "promise": self.promise.level,
+            "replayed": self.replayed,
+            "refused": [f"{entry.generation}/{entry.file}: {entry.reason}" for entry in self.refused],
+            "is_fresh": self.is_fresh,
+        }
+
     def __str__(self) -> str:
         if self.is_fresh:
             lines = ["fresh start: no checkpoint was found, the run begins at step 0"]

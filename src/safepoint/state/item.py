@@ -16,7 +16,6 @@ from typing import Protocol
 
 from safepoint.errors import Difference
 
-
 # The item that holds the global random streams; captured without being asked, so its name is reserved.
 STREAMS_ITEM = "rng"
 

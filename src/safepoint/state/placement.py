@@ -1,8 +1,11 @@
-"""The second placing of the random streams, when the first batch after a restore is handed out.
+"""Placing the random streams again between a restore and the first batch.
 
-A run that resumes inside an epoch does what an uninterrupted one did at the epoch's begin: it makes iterators, starts
-workers, perhaps seeds again. What that draws the uninterrupted run did not draw at this point, so the streams are put
-back just before the loop goes on. At an epoch's begin both do the same, and nothing is put back.
+A start draws: from making objects late, from a seed set again, from iterators and workers. What it draws before its
+training goes on, the uninterrupted run drew long ago, so the streams are put back.
+
+1. Before the loop over epochs begins, and when a late object has its state: `settle`.
+2. When the first batch is handed out inside an epoch: `place`. An uninterrupted run made its iterator at the epoch's
+   begin. At an epoch's begin both make one, both draw the same, and nothing is put back.
 """
 
 from __future__ import annotations
@@ -19,20 +22,25 @@ class StreamPlacement:
 
     def __init__(self) -> None:
         self._streams: RandomStreams | None = None
+        self._is_within_epoch = False
 
-    def arm(self) -> None:
+    def arm(self, *, is_within_epoch: bool) -> None:
         """Take the streams as they are now."""
         self._streams = RandomStreams.snapshot()
+        self._is_within_epoch = is_within_epoch
 
     def disarm(self) -> None:
         """Let the streams be."""
         self._streams = None
 
-    def place(self) -> None:
-        """Put the streams back, once, if something moved them since."""
-        if self._streams is None:
-            return
-        if self._streams.moved():
-            _log.info("random streams moved between the restore and its first batch; they were put back")
+    def settle(self) -> None:
+        """Put the streams back if something moved them since, and keep them for the first batch."""
+        if self._streams is not None and self._streams.moved():
+            _log.info("random streams moved between a restore and the training; they were put back")
             self._streams.put_back()
+
+    def place(self) -> None:
+        """Put the streams back, once, unless the epoch begins here."""
+        if self._is_within_epoch:
+            self.settle()
         self._streams = None

@@ -25,6 +25,20 @@ class Stateful(Protocol):
         """Take a state that `state_dict` returned."""
 
 
+@runtime_checkable
+class Comparing(Protocol):
+    """A `Stateful` that can tell, before it takes a state, in what that state differs from itself.
+
+    Its state holds plain values only, because it is asked before any tensor is read.
+    """
+
+    def differences(self, state: Any, /) -> Sequence[Difference]:
+        """Return every difference; changes nothing."""
+
+    def load_state_dict(self, state_dict: Any, /, *, permit: frozenset[str]) -> Any:
+        """Take a state; `permit` holds the words of the differences that were accepted."""
+
+
 class StatefulItem:
     """Capture and restore any `Stateful`.
 
@@ -50,10 +64,13 @@ class StatefulItem:
         return _captured(self.type, whole, self._name)
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
-        """Return a difference when the object is of another class."""
+        """Return a difference when the object is of another class, else those that the object itself tells."""
         before = saved.plain.get("class") if isinstance(saved.plain, dict) else None
         pairs = [(saved.type, self.type), (str(before), _class_of(self._stateful))]
-        return [Difference(f"{self._name}.type", self._name, old, new) for old, new in pairs if old != new][:1]
+        found = [Difference(f"{self._name}.type", self._name, old, new) for old, new in pairs if old != new][:1]
+        if found or not isinstance(self._stateful, Comparing) or saved.specs:
+            return found
+        return self._stateful.differences(unflatten(saved.plain, {})["state"])
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return a target for each tensor; all are made anew, because the object decides what becomes of them."""
@@ -64,7 +81,12 @@ class StatefulItem:
         """Hand the state to `load_state_dict()`."""
         whole = unflatten(saved.plain, _made(self._targets))
         self._targets = {}
-        self._stateful.load_state_dict(whole["state"])
+        if isinstance(self._stateful, Comparing) and not saved.specs:
+            # A restore comes here only when the contract or a permitted word has accepted each of them.
+            accepted = {difference.word for difference in self._stateful.differences(whole["state"])}
+            self._stateful.load_state_dict(whole["state"], permit=permits.words | accepted)
+        else:
+            self._stateful.load_state_dict(whole["state"])
         return []
 
 
