@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Generation, Lineage, list_generations
@@ -28,8 +28,11 @@ from safepoint.restoring.read import read
 from safepoint.restoring.select import Wish, lost_after, nothing_found, select
 from safepoint.restoring.validate import SavedState, validate
 from safepoint.state.item import STREAMS_ITEM, Item, Permits
-from safepoint.state.probe import Probe
 from safepoint.storage.base import Storage
+
+if TYPE_CHECKING:
+    # Restoring runs without torch, which a probe needs.
+    from safepoint.state.probe import Probe
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ Spec: C6.
 
 from __future__ import annotations
 
-from safepoint.errors import FencedError, ObjectExistsError, OutcomeUnknownError, StorageError
+from safepoint.ambient import Ambient
+from safepoint.errors import CorruptionError, FencedError, ObjectExistsError, OutcomeUnknownError, StorageError
 from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, seal
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import MANIFEST, generation_path
@@ -16,7 +17,7 @@ from safepoint.joining.claim import Claim, check_not_fenced
 from safepoint.storage.base import Storage
 
 
-def publish(storage: Storage, manifest: Manifest, claim: Claim) -> None:
+def publish(storage: Storage, manifest: Manifest, claim: Claim, *, ambient: Ambient) -> None:
     """Publish the manifest, make its name durable, read it back, and look for a newer incarnation once more.
 
     Raises:
@@ -28,7 +29,7 @@ def publish(storage: Storage, manifest: Manifest, claim: Claim) -> None:
     """
     data = seal(manifest)
     path = generation_path(manifest.generation, MANIFEST)
-    check_not_fenced(storage, claim)
+    check_not_fenced(storage, claim, ambient=ambient)
     try:
         storage.publish(path, data)
     except (OutcomeUnknownError, ObjectExistsError) as exc:
@@ -38,10 +39,10 @@ def publish(storage: Storage, manifest: Manifest, claim: Claim) -> None:
     try:
         storage.sync_folder(generation_path(manifest.generation))
         is_ours = _is_ours(storage, path, data)
-        check_not_fenced(storage, claim)
+        check_not_fenced(storage, claim, ambient=ambient)
     except FencedError:
         raise
-    except StorageError as exc:
+    except (StorageError, CorruptionError) as exc:
         raise _unknown(path, exc) from exc
     if not is_ours:
         raise _unknown(path, "the manifest reads back differently")
@@ -50,7 +51,7 @@ def publish(storage: Storage, manifest: Manifest, claim: Claim) -> None:
 def _is_ours(storage: Storage, path: str, data: bytes) -> bool:
     try:
         return storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES) == data
-    except StorageError:
+    except (StorageError, CorruptionError):
         return False
 
 

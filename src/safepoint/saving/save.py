@@ -14,12 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from safepoint.ambient import Ambient
+from safepoint.catalog import list_generations
 from safepoint.errors import InternalError
 from safepoint.format.ballot import Ballot
 from safepoint.format.digest import digest_bytes
 from safepoint.format.index import ObjectReference
 from safepoint.format.manifest import Manifest
-from safepoint.format.names import GENERATIONS, GenerationName, generation_path
+from safepoint.format.names import GENERATIONS, GenerationName, generation_path, next_nonce
 from safepoint.format.records import LineageLink
 from safepoint.format.version import FORMAT_VERSION
 from safepoint.group.base import Group
@@ -32,6 +33,7 @@ from safepoint.saving.write import write
 from safepoint.storage.base import Durability, Storage
 
 _NONCE_BYTES = 4
+_ENTROPY_BYTES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,10 @@ def begin(context: SaveContext, snapshot: Snapshot) -> StagedSave:
     """
     started = context.ambient.monotonic()
     context.on_phase("stage")
-    name = GenerationName(snapshot.progress.step, context.claim.incarnation, context.ambient.token(_NONCE_BYTES))
+    step, incarnation = snapshot.progress.step, context.claim.incarnation
+    entropy = context.ambient.token(_ENTROPY_BYTES)
+    nonce = next_nonce(list_generations(context.storage), step=step, incarnation=incarnation, entropy=entropy)
+    name = GenerationName(step, incarnation, nonce)
     staged = stage(
         snapshot.items,
         generation=str(name),
@@ -108,7 +113,7 @@ def finish(context: SaveContext, save: StagedSave) -> SaveResult:
     generation = str(save.generation)
 
     clock.enter("plan")
-    check_not_fenced(context.storage, context.claim)
+    check_not_fenced(context.storage, context.claim, ambient=context.ambient)
     context.storage.make_folder(generation_path(generation))
     context.storage.sync_folder(GENERATIONS)
 
@@ -126,7 +131,7 @@ def finish(context: SaveContext, save: StagedSave) -> SaveResult:
     check_stored(context.storage, voted)
 
     clock.enter("publish")
-    publish(context.storage, _manifest(context, save, voted, clock.timings_s), context.claim)
+    publish(context.storage, _manifest(context, save, voted, clock.timings_s), context.claim, ambient=context.ambient)
     clock.leave()
 
     size_bytes = sum(reference.size_bytes for reference in voted if reference.generation == generation)
