@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import random
 
+import numpy
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -46,12 +48,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="runs/digits", help="the run's folder")
     parser.add_argument("--updates", type=int, default=200, help="updates of the whole run")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per update")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--save-every", type=int, default=10, help="updates from one checkpoint to the next")
     parser.add_argument("--background", action="store_true", help="write checkpoints while training goes on")
     args = parser.parse_args()
 
-    torch.manual_seed(0)
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(0)
     torch.set_num_threads(1)  # the fastest for a network this small
     images, labels = load_digits(return_X_y=True)
     inputs, targets = torch.tensor(images / 16).float().view(-1, 1, 8, 8), torch.tensor(labels)
@@ -60,7 +64,7 @@ def main() -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.updates)
-    loader = ResumableLoader(digits, batch_size=32, seed=0, num_workers=args.workers)
+    loader = ResumableLoader(digits, batch_size=args.batch_size, seed=0, num_workers=args.workers)
 
     with sp.CheckpointManager(
         args.run,

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import random
 import sysconfig
 from pathlib import Path
 
+import numpy
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
@@ -69,7 +71,8 @@ def main() -> None:
     parser.add_argument("--background", action="store_true", help="write checkpoints while training goes on")
     args = parser.parse_args()
 
-    torch.manual_seed(0)
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(0)
     model = GPT()
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98))
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]

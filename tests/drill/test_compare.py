@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from safepoint.drill.compare import compare
-from safepoint.drill.events import Update
+from safepoint.drill.events import Restored, Update
 from tests.drill.rehearsals import STATE, killed, rehearsal, resumed, update
 
 
@@ -46,7 +48,7 @@ def test_an_item_that_is_missing_at_the_end_is_a_difference() -> None:
     last = resumed(3, update(4), update(5), update(6), state={"model": "aa"})
     divergence = compare(rehearsal(killed(4), last)).divergence
     assert divergence is not None
-    assert [str(value) for value in divergence.values] == ["item streams: uninterrupted bb, here nothing"]
+    assert [str(value) for value in divergence.values] == ["item streams: expected bb, found nothing"]
 
 
 def test_an_update_that_was_left_out_is_a_difference() -> None:
@@ -75,3 +77,25 @@ def test_what_a_restore_does_not_promise_is_not_compared() -> None:
     assert compare(rehearsal(killed(4), samples)).divergence is not None
     anything = resumed(3, update(4, ids=(1, 1)), update(5), update(6), promise="approximate")
     assert compare(rehearsal(killed(4), anything)).divergence is None
+
+
+def test_streams_that_nobody_seeds_are_compared_along_the_chain() -> None:
+    def own(step: int, streams: str = "t") -> Update:
+        return update(step, streams=streams)
+
+    first = killed(4, updates=tuple(own(step) for step in range(1, 5)))
+    faithful = resumed(3, own(4), own(5), own(6), state={**STATE, "rng": "cc"})
+    comparison = compare(rehearsal(first, faithful))
+    assert (comparison.divergence, comparison.has_seeded_streams) == (None, False)
+
+    faithless = resumed(3, own(4, "u"), own(5, "u"), own(6, "u"))
+    divergence = compare(rehearsal(first, faithless)).divergence
+    assert divergence is not None
+    assert [str(value) for value in divergence.values] == ["random streams: expected t4, found u4"]
+
+
+def test_streams_that_nobody_seeds_begin_anew_with_a_fresh_start() -> None:
+    first = killed(2, updates=(update(1, streams="t"), update(2, streams="t")))
+    again = tuple(update(step, streams="u") for step in range(1, 7))
+    fresh = replace(resumed(0, *again), restored=Restored(0, is_fresh=True))
+    assert compare(rehearsal(first, fresh)).divergence is None

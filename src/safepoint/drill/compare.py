@@ -4,6 +4,8 @@
 2. Every update is compared that any start made, also those that were made again after a restore.
 3. What a restore said it does not keep is not held against it: at ``same_data`` only the samples are compared, at
    ``approximate`` only the count of updates.
+4. Random streams that nobody seeds differ between any two fresh starts, and steer nothing as long as metrics and
+   samples agree. They are then compared along the chain instead: a restored start with the start that it continues.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from safepoint.contract import LEVELS
 from safepoint.drill.events import Update
 from safepoint.drill.trace import Rehearsal, Start
+from safepoint.state.item import STREAMS_ITEM
 
 _NOTHING = "nothing"
 _LONGEST_TEXT = 80
@@ -21,14 +24,14 @@ _LONGEST_TEXT = 80
 
 @dataclass(frozen=True, slots=True)
 class Unequal:
-    """Name one value that differs: what it is, in the uninterrupted run and in the other."""
+    """Name one value that differs: what it is, what it should have been, and what it was."""
 
     subject: str
     expected: str
     found: str
 
     def __str__(self) -> str:
-        return f"{self.subject}: uninterrupted {self.expected}, here {self.found}"
+        return f"{self.subject}: expected {self.expected}, found {self.found}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +53,59 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Hold the outcome: how much was compared, at which level, and the first divergence."""
+    """Hold the outcome: how much was compared, at which level, and the first divergence.
+
+    `repeated` updates were made by more than one start. `has_seeded_streams` says whether the random streams of two
+    fresh starts are equal.
+    """
 
     level: str
     updates: int
     repeated: int
     items: int
+    has_seeded_streams: bool
     divergence: Divergence | None
 
 
 def compare(rehearsal: Rehearsal) -> Comparison:
     """Return how the chain compares with the uninterrupted start."""
-    level = _lowest_level(rehearsal.starts)
+    level, is_seeded = _lowest_level(rehearsal.starts), _has_seeded_streams(rehearsal)
     expected = {update.step: update for update in rehearsal.baseline.updates}
+    streams = {step: update.streams for step, update in expected.items()} if is_seeded else {}
     seen: set[int] = set()
     updates = repeated = 0
     first: Divergence | None = None
     for number, start in enumerate(rehearsal.starts, 1):
-        before_any_kill = number == 1
-        step = start.restored.step if start.restored is not None else 0
+        step = 0
+        if start.restored is not None:
+            step = start.restored.step
+            if start.restored.is_fresh and not is_seeded:
+                streams = {}
         for update in start.updates:
             step += 1
-            values = _update_values(expected.get(step), update, step, level)
+            values = _update_values(expected.get(step), update, step, level, streams.get(step, update.streams))
             if values and first is None:
-                first = Divergence(number, update.step, values, before_any_kill)
+                first = Divergence(number, update.step, values, is_before_any_kill=number == 1)
+            streams.setdefault(step, update.streams)
             updates += 1
             repeated += update.step in seen
             seen.add(update.step)
     items = 0
     if rehearsal.starts and rehearsal.starts[-1].is_complete:
-        last = rehearsal.starts[-1]
-        values, items = _final_values(rehearsal.baseline, last, level)
+        left_out = frozenset() if is_seeded else frozenset({STREAMS_ITEM})
+        values, items = _final_values(rehearsal.baseline, rehearsal.starts[-1], level, left_out)
         if values and first is None:
-            first = Divergence(len(rehearsal.starts), None, values, len(rehearsal.starts) == 1)
-    return Comparison(level, updates, repeated, items, first)
+            first = Divergence(len(rehearsal.starts), None, values, is_before_any_kill=len(rehearsal.starts) == 1)
+    return Comparison(level, updates, repeated, items, is_seeded, first)
+
+
+def _has_seeded_streams(rehearsal: Rehearsal) -> bool:
+    """Return whether the first update of two fresh starts left the random streams equal."""
+    found = next((start.updates[0] for start in rehearsal.starts if start.updates), None)
+    expected = rehearsal.baseline.updates[0] if rehearsal.baseline.updates else None
+    if found is None or expected is None or found.step != expected.step:
+        return True
+    return found.streams == expected.streams or (found.metrics, found.ids) != (expected.metrics, expected.ids)
 
 
 def _lowest_level(starts: tuple[Start, ...]) -> str:
@@ -91,7 +113,7 @@ def _lowest_level(starts: tuple[Start, ...]) -> str:
     return min(promises, key=lambda level: LEVELS.index(level) if level in LEVELS else -1, default="exact")
 
 
-def _update_values(expected: Update | None, found: Update, step: int, level: str) -> tuple[Unequal, ...]:
+def _update_values(expected: Update | None, found: Update, step: int, level: str, streams: str) -> tuple[Unequal, ...]:
     if found.step != step:
         return (Unequal("step", str(step), str(found.step)),)
     if expected is None:
@@ -101,17 +123,22 @@ def _update_values(expected: Update | None, found: Update, step: int, level: str
         values += _unequal("ids of", _texts(expected.ids), _texts(found.ids))
     if level == "exact":
         values += _unequal("metric", expected.metrics, found.metrics)
-        values += _unequal("random", {"streams": expected.streams}, {"streams": found.streams})
+        values += _unequal("random", {"streams": streams}, {"streams": found.streams})
     return tuple(values)
 
 
-def _final_values(baseline: Start, last: Start, level: str) -> tuple[tuple[Unequal, ...], int]:
+def _final_values(
+    baseline: Start, last: Start, level: str, left_out: frozenset[str]
+) -> tuple[tuple[Unequal, ...], int]:
     values: list[Unequal] = []
     if baseline.last_step != last.last_step:
         values.append(Unequal("last update", str(baseline.last_step), str(last.last_step)))
     if level != "exact":
         return tuple(values), 0
-    expected, found = baseline.state or {}, last.state or {}
+    expected, found = (
+        {name: digest for name, digest in (start.state or {}).items() if name not in left_out}
+        for start in (baseline, last)
+    )
     values += _unequal("item", expected, found)
     return tuple(values), len(expected.keys() & found.keys())
 

@@ -24,8 +24,6 @@ class Restored(msgspec.Struct, frozen=True, tag_field="event", tag="restored"):
     replayed: int = 0
     refused: tuple[str, ...] = ()
     is_fresh: bool = False
-    checks: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()
 
 
 class Update(msgspec.Struct, frozen=True, tag_field="event", tag="update"):

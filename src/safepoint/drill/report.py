@@ -43,7 +43,13 @@ def compared(judgement: Judgement) -> str:
     }[comparison.level]
     again = f", {comparison.repeated} of them made more than once" if comparison.repeated else ""
     end = f"; {comparison.items} items of the final state" if comparison.items else ""
-    return f"compared {comparison.updates} updates{again}: {what}{end}"
+    text = f"compared {comparison.updates} updates{again}: {what}{end}"
+    if not comparison.has_seeded_streams:
+        text += (
+            "; not every random stream (python, numpy, torch) is seeded by the command: the streams were compared from"
+            " kill to kill, not with the uninterrupted run"
+        )
+    return text
 
 
 def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
@@ -61,6 +67,7 @@ def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
             "updates": judgement.comparison.updates,
             "repeated": judgement.comparison.repeated,
             "items": judgement.comparison.items,
+            "has_seeded_streams": judgement.comparison.has_seeded_streams,
         },
         "first_divergence": None
         if divergence is None
@@ -68,7 +75,7 @@ def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
             "start": divergence.start,
             "step": divergence.step,
             "values": [
-                {"subject": value.subject, "uninterrupted": value.expected, "here": value.found}
+                {"subject": value.subject, "expected": value.expected, "found": value.found}
                 for value in divergence.values
             ],
         },
