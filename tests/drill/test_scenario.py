@@ -34,7 +34,7 @@ def test_a_run_that_saves_everything_passes_wherever_it_is_killed(tmp_path: Path
     # 0 + 2 + 7 + 3 + 3 + 6 + 3 updates were made by the seven starts, and each was compared.
     assert judgement.comparison.updates == 24
     assert judgement.comparison.repeated == 24 - 12
-    assert judgement.comparison.items == 2
+    assert judgement.comparison.items == ("data", "model")
 
 
 def test_a_kill_at_an_update_lets_nothing_happen_after_it(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_drill_that_ends_at_an_update_compares_the_state_there(tmp_path: Path)
     assert [rehearsal.baseline.ending, rehearsal.starts[-1].ending] == [Ending.STOPPED, Ending.STOPPED]
     assert rehearsal.baseline.last_step == rehearsal.starts[-1].last_step == 8
     assert rehearsal.baseline.state == rehearsal.starts[-1].state
-    assert judge_rehearsal(rehearsal).comparison.items == 2
+    assert judge_rehearsal(rehearsal).comparison.items == ("data", "model")
 
 
 def test_random_kills_are_the_same_for_the_same_seed(tmp_path: Path, seed: int) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+import safepoint.cli.demo as demo
 import safepoint.cli.diff as diff
 import safepoint.cli.drill as drill
 import safepoint.cli.ls as ls
@@ -61,7 +62,7 @@ def make_app() -> typer.Typer:
         help="Look at training runs, check them, and rehearse their failure.",
     )
     app.callback()(_options)
-    for command in (ls, show, verify, diff, prune, drill):
+    for command in (ls, show, verify, diff, prune, drill, demo):
         command.register(app)
     return app
 

@@ -55,14 +55,14 @@ class Divergence:
 class Comparison:
     """Hold the outcome: how much was compared, at which level, and the first divergence.
 
-    `repeated` updates were made by more than one start. `has_seeded_streams` says whether the random streams of two
+    `repeated` updates were made by more than one start; `items` are those of the final state. `has_seeded_streams` says whether the random streams of two
     fresh starts are equal.
     """
 
     level: str
     updates: int
     repeated: int
-    items: int
+    items: tuple[str, ...]
     has_seeded_streams: bool
     divergence: Divergence | None
 
@@ -90,7 +90,7 @@ def compare(rehearsal: Rehearsal) -> Comparison:
             updates += 1
             repeated += update.step in seen
             seen.add(update.step)
-    items = 0
+    items: tuple[str, ...] = ()
     if rehearsal.starts and rehearsal.starts[-1].is_complete:
         left_out = frozenset() if is_seeded else frozenset({STREAMS_ITEM})
         values, items = _final_values(rehearsal.baseline, rehearsal.starts[-1], level, left_out)
@@ -129,18 +129,18 @@ def _update_values(expected: Update | None, found: Update, step: int, level: str
 
 def _final_values(
     baseline: Start, last: Start, level: str, left_out: frozenset[str]
-) -> tuple[tuple[Unequal, ...], int]:
+) -> tuple[tuple[Unequal, ...], tuple[str, ...]]:
     values: list[Unequal] = []
     if baseline.last_step != last.last_step:
         values.append(Unequal("last update", str(baseline.last_step), str(last.last_step)))
     if level != "exact":
-        return tuple(values), 0
+        return tuple(values), ()
     expected, found = (
         {name: digest for name, digest in (start.state or {}).items() if name not in left_out}
         for start in (baseline, last)
     )
     values += _unequal("item", expected, found)
-    return tuple(values), len(expected.keys() & found.keys())
+    return tuple(values), tuple(sorted(expected.keys() & found.keys()))
 
 
 def _unequal(kind: str, expected: Mapping[str, str], found: Mapping[str, str]) -> list[Unequal]:

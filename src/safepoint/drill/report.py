@@ -42,7 +42,7 @@ def compared(judgement: Judgement) -> str:
         "approximate": "nothing of their contents, because the restores promised no more",
     }[comparison.level]
     again = f", {comparison.repeated} of them made more than once" if comparison.repeated else ""
-    end = f"; {comparison.items} items of the final state" if comparison.items else ""
+    end = f"; the final state of {', '.join(comparison.items)}" if comparison.items else ""
     text = f"compared {comparison.updates} updates{again}: {what}{end}"
     if not comparison.has_seeded_streams:
         text += (
@@ -66,7 +66,7 @@ def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
             "level": judgement.comparison.level,
             "updates": judgement.comparison.updates,
             "repeated": judgement.comparison.repeated,
-            "items": judgement.comparison.items,
+            "items": list(judgement.comparison.items),
             "has_seeded_streams": judgement.comparison.has_seeded_streams,
         },
         "first_divergence": None
