@@ -55,8 +55,8 @@ class Divergence:
 class Comparison:
     """Hold the outcome: how much was compared, at which level, and the first divergence.
 
-    `repeated` updates were made by more than one start; `items` are those of the final state. `has_seeded_streams` says whether the random streams of two
-    fresh starts are equal.
+    `repeated` updates were made by more than one start; `items` are those of the final state. `has_seeded_streams` says
+    whether the random streams of two fresh starts are equal.
     """
 
     level: str
