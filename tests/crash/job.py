@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from safepoint.ambient import Ambient
 from safepoint.catalog import read_lineage
 from safepoint.contract import Contract
 from safepoint.errors import Difference
@@ -19,9 +20,9 @@ from safepoint.joining.session import Session
 from safepoint.membership import Membership, record_start
 from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
-from safepoint.restoring.restore import Restored, RestoreContext, restore
+from safepoint.restoring.restore import RestoreContext, Restored, restore
 from safepoint.restoring.select import Wish
-from safepoint.retention.policy import keep
+from safepoint.retention.policy import Keep, keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.saving.capture import Snapshot, capture
@@ -105,11 +106,23 @@ class Weights:
 class Job:
     """One start of the job, as one process of a world."""
 
-    def __init__(self, storage: Storage, world: FakeWorld, *, pid: int, takeover: bool = False) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        world: FakeWorld,
+        *,
+        pid: int,
+        takeover: bool = False,
+        host: str = "host",
+        variables: dict[str, str] | None = None,
+        ambient: Ambient | None = None,
+        keeps: Keep | None = None,
+        is_background: bool = False,
+    ) -> None:
         self.storage = storage
         self.world = world
         self.pid = pid
-        self.ambient = FakeAmbient(world, pid=pid)
+        self.ambient: Ambient = ambient or FakeAmbient(world, pid=pid, host=host, variables=variables)
         self.items: dict[str, Item] = {}
         self.weights = [Weights("first"), Weights("second")]
         self.items.update({entry.name: entry for entry in self.weights})
@@ -121,12 +134,13 @@ class Job:
             SoloGroup(),
             self.ambient,
             schedule=Schedule(),
-            keep=keep(last=2),
-            background=False,
+            keep=keeps or keep(last=2),
+            background=is_background,
             deadline_s=10,
             evidence=Evidence(None, self.items),
         )
-        self.saver.close()
+        if not is_background:
+            self.saver.close()
         self.session: Session | None = None
         self.step = 0
 
@@ -150,9 +164,17 @@ class Job:
             entry.go_to(step)
         self.membership.require().journal.update(step)
 
-    def save(self) -> None:
-        """Save the boundary, with retention."""
-        self.saver.save(self.membership.require(), self._snapshot, SaveHandle(is_explicit=True))
+    def save(self, *, is_scheduled: bool = False) -> SaveHandle:
+        """Save the boundary, with retention; one that fell due by a schedule may fail with a warning."""
+        handle = SaveHandle(is_explicit=not is_scheduled)
+        self.saver.save(self.membership.require(), self._snapshot, handle)
+        return handle
+
+    def live(self, *steps: int) -> None:
+        """Train to each of these steps and save there."""
+        for step in steps:
+            self.train_to(step)
+            self.save()
 
     def end(self) -> None:
         """End properly."""

@@ -7,15 +7,13 @@ newest save that was reported done, and the next save succeeds and is found.
 from __future__ import annotations
 
 import pytest
+
 from safepoint.faults.disk import SimulatedDisk
 from safepoint.faults.script import Effect, Fault, FaultScript, SimulatedCrash
 from safepoint.faults.storage import FaultyStorage
 from safepoint.storage.base import Storage
 from safepoint.testing.ambient import FakeWorld
-
 from tests.crash.job import Job, newest_step, whole_state
-
-STATES_AT_EACH_POINT = 8
 
 
 def live(storage: Storage, world: FakeWorld, done: list[int]) -> None:
@@ -68,23 +66,43 @@ def test_the_life_of_a_job_has_enough_operations_to_mean_something() -> None:
     assert OPERATIONS > 200
 
 
+@pytest.mark.parametrize("operation", range(1, OPERATIONS, 3))
+def test_a_power_cut_leaves_a_usable_run(operation: int, seed: int) -> None:
+    cut_the_power(operation, seed, states=6)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("operation", range(OPERATIONS))
 def test_a_power_cut_at_any_operation_leaves_a_usable_run(operation: int, seed: int) -> None:
+    cut_the_power(operation, seed, states=24)
+
+
+def cut_the_power(operation: int, seed: int, *, states: int) -> None:
     disk, world, done = SimulatedDisk(), FakeWorld(), [0]
     storage = FaultyStorage(disk, FaultScript((Fault(Effect.STOP, operation=operation, lasts=True),), seed=seed))
     with pytest.raises(SimulatedCrash):
         live(storage, world, done)
-    for number, state in enumerate(disk.crash_states(seed, STATES_AT_EACH_POINT)):
+    for number, state in enumerate(disk.crash_states(seed, states)):
         recover(state, world, pid=100 + number, at_least=done[-1])
 
 
-@pytest.mark.parametrize("operation", range(0, OPERATIONS, 7))
-def test_a_crash_during_the_recovery_from_a_crash_leaves_a_usable_run(operation: int, seed: int) -> None:
+@pytest.mark.parametrize("operation", range(0, OPERATIONS, 21))
+def test_a_crash_during_a_recovery_leaves_a_usable_run(operation: int, seed: int) -> None:
+    cut_the_recovery(operation, seed, points=range(0, 60, 17))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", range(0, OPERATIONS, 3))
+def test_a_crash_at_any_operation_of_a_recovery_leaves_a_usable_run(operation: int, seed: int) -> None:
+    cut_the_recovery(operation, seed, points=range(0, 60, 3))
+
+
+def cut_the_recovery(operation: int, seed: int, *, points: range) -> None:
     disk, world, done = SimulatedDisk(), FakeWorld(), [0]
     storage = FaultyStorage(disk, FaultScript((Fault(Effect.STOP, operation=operation, lasts=True),), seed=seed))
     with pytest.raises(SimulatedCrash):
         live(storage, world, done)
-    for again in range(0, 60, 11):
+    for again in points:
         state = next(iter(disk.crash_states(seed + again, 4)))
         script = FaultScript((Fault(Effect.STOP, operation=again, lasts=True),), seed=seed)
         try:
