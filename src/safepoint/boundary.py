@@ -38,7 +38,7 @@ class Boundary:
         self.longest_window = 0
         self.epoch_batches = 0
         self._monitor = monitor
-        self.untold = 0
+        self.untold = self.foreign_workers = 0
         self._entries: list[object] = []
         self._positions: dict[str, Position] = {}
         self._ahead: dict[str, int] = {}
@@ -46,12 +46,20 @@ class Boundary:
         self._dropped = 0
         self._foreign_handed = 0
         self._foreign_ahead = 0
+        self._foreign_in_epoch = 0
+        self._last_is_out = self._last_keeps_itself = False
+        self._is_resumed_at_end = False
 
     def watch(self, name: str, item: object) -> None:
         """Note a registered object, and commit its position at each boundary, if it has one."""
         self._entries.append(item)
         if isinstance(item, Position):
             self._positions[name] = item
+
+    def is_told(self, loader: object) -> bool:
+        """Return whether the position of a loader belongs to some item: itself, a part of it, or a cursor."""
+        parts = [getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")]
+        return self._is_item(loader, *parts) or (bool(self._positions) and not hasattr(loader, "dataset"))
 
     def is_watched(self, entry: object) -> bool:
         """Return whether an object keeps its own position and is committed here."""
@@ -62,8 +70,11 @@ class Boundary:
         self.progress = progress
         self.epoch_batches = counts.get("epoch_batches", 0)
         self.uses_end_epoch = self.uses_end_epoch or bool(counts.get("uses_end_epoch"))
-        self.longest_window = self.untold = 0
+        self.longest_window = self.untold = self.foreign_workers = 0
         self._ahead = {}
+        self._foreign_in_epoch = counts.get("foreign_in_epoch", 0)
+        self._last_is_out = self._last_keeps_itself = bool(counts.get("end_is_open"))
+        self._is_resumed_at_end = progress.epoch_end_due
         self._microbatches = self._dropped = self._foreign_handed = self._foreign_ahead = 0
         self._monitor.reset()
 
@@ -73,12 +84,19 @@ class Boundary:
             "epoch_batches": self.epoch_batches,
             "uses_end_epoch": int(self.uses_end_epoch),
             "batches_ahead": self.ahead,
+            "foreign_in_epoch": self._foreign_in_epoch,
+            "end_is_open": int(self.end_is_open),
         }
 
     @property
     def is_within_epoch(self) -> bool:
-        """Return whether an epoch is begun and not at its end."""
-        return self.epoch_batches > 0 and not self.progress.epoch_end_due
+        """Return whether an epoch is begun and its loader has not come to its end."""
+        return self.epoch_batches > 0 and (self.end_is_open or not self.progress.epoch_end_due)
+
+    @property
+    def end_is_open(self) -> bool:
+        """Return whether a loader that is an item has given its last batch and was not asked for one more."""
+        return self._last_is_out and self._last_keeps_itself
 
     @property
     def ahead(self) -> int:
@@ -116,10 +134,15 @@ class Boundary:
 
     def hand_out(self, loader: object) -> None:
         """Count one batch of a loader that keeps no count itself, and whether its position is saved at all."""
+        if self.progress.epoch_end_due:
+            # Its length said that the batch before was the last one.
+            self.progress = replace(self.progress, epoch_end_due=False)
         self._foreign_handed += 1
-        parts = [loader, *(getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler"))]
-        is_told = bool(self._positions) or any(entry is part for entry in self._entries for part in parts)
-        self.untold += not is_told
+        self._foreign_in_epoch += 1
+        self._last_is_out = self._foreign_in_epoch == _length(loader)
+        self._last_keeps_itself = self._is_item(loader, getattr(loader, "dataset", None))
+        self.untold += not self.is_told(loader)
+        self.foreign_workers = max(self.foreign_workers, getattr(loader, "num_workers", 0))
 
     def drop_batch(self) -> None:
         """Count a batch that was handed out and not used."""
@@ -153,19 +176,36 @@ class Boundary:
             samples=self.progress.samples + samples,
             tokens=self.progress.tokens + tokens,
             skipped=self.progress.skipped + was_skipped,
-            epoch_end_due=any(_epochs_finished(loader) > self.progress.epoch for loader in self._loaders()),
+            epoch_end_due=self._is_epoch_finished(),
         )
+        self._is_resumed_at_end = False
         self._microbatches = self._dropped = 0
         self._monitor.reset()
 
     def mark_epoch_end(self) -> None:
         """Note that a loader without a count of its own has come to its end."""
         self.progress = replace(self.progress, epoch_end_due=True)
+        self._last_is_out = False
+
+    def begin_pass(self) -> bool:
+        """Begin a pass over a loader and return whether it has batches left.
+
+        Directly after a restore at an epoch's end it has none, so that what follows the epoch is done. Otherwise an
+        epoch that was not closed is over.
+        """
+        if not self.progress.epoch_end_due:
+            return True
+        has_to_end, is_resumed_at_end = self.end_is_open, self._is_resumed_at_end
+        self._is_resumed_at_end = False
+        if not is_resumed_at_end:
+            self.end_epoch()
+        return has_to_end or not is_resumed_at_end
 
     def end_epoch(self) -> None:
         """Close the epoch."""
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, epoch_end_due=False)
-        self.epoch_batches = self.untold = 0
+        self.epoch_batches = self.untold = self.foreign_workers = self._foreign_in_epoch = 0
+        self._last_is_out = False
 
     def last_ids(self) -> dict[str, list[int]]:
         """Return the sample indices handed out since the last boundary, for each loader that knows them."""
@@ -189,6 +229,13 @@ class Boundary:
         else:
             position.commit(min(batches + self._dropped, position.uncommitted))
 
+    def _is_item(self, *parts: object) -> bool:
+        return any(entry is part for entry in self._entries for part in parts)
+
+    def _is_epoch_finished(self) -> bool:
+        is_foreign_finished = self._last_is_out and not self._foreign_ahead
+        return is_foreign_finished or any(_epochs_finished(one) > self.progress.epoch for one in self._loaders())
+
     def _samples_held(self) -> int:
         return sum(len(loader.last_ids()) for loader in self._loaders())
 
@@ -206,6 +253,13 @@ class _Loader(Position, Protocol):
     def position(self) -> int: ...
 
     def last_ids(self) -> list[int]: ...
+
+
+def _length(loader: object) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]  # what has no length says so
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _epochs_finished(loader: _Loader) -> int:

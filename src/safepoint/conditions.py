@@ -6,6 +6,7 @@ program compare what the program set, not how far it came.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +15,7 @@ import msgspec
 
 from safepoint import __version__
 from safepoint.boundary import Boundary
-from safepoint.contract import Contract, Promise, Reason, check_contract
+from safepoint.contract import Contract, Promise, Reason, check_contract, saved_reason
 from safepoint.data.cursor import Replay
 from safepoint.format.digest import digest_bytes
 from safepoint.format.manifest import Conditions, Manifest, ProgressRecord
@@ -23,7 +24,10 @@ from safepoint.progress import Progress
 from safepoint.saving.capture import Snapshot, capture
 from safepoint.state.environment import describe
 from safepoint.state.item import Item
+from safepoint.state.placement import undisturbed_streams
 from safepoint.state.registry import Registry
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -88,6 +92,7 @@ class Circumstances:
         self._declared = accumulation
         self._saved_accumulation: int | None = None
         self._registration = Registration()
+        self._warned: set[str] = set()
 
     def add(self, item: Item) -> None:
         """Note an item as it is registered."""
@@ -116,20 +121,24 @@ class Circumstances:
             reasons=self._reasons(),
         )
 
-    def snapshot(self, *, metrics: Mapping[str, float], probe: object, contract: str) -> Snapshot:
+    def snapshot(self, *, metrics: Mapping[str, float], probe: object, contract: Contract) -> Snapshot:
         """Return everything that belongs to the boundary we stand on; the tensors still lie in live memory.
 
         Raises:
             RequestError: A value cannot be stored; named by its path.
         """
         progress = self._boundary.progress
+        with undisturbed_streams():
+            # A loader may make its iterator to tell its state, and draw for it.
+            items, conditions = capture(list(self._registry.items.values())), self.now()
+        self._warn_of(conditions.reasons, contract)
         return Snapshot(
             progress=ProgressRecord(**{name: getattr(progress, name) for name in ProgressRecord.__struct_fields__}),
-            items=capture(list(self._registry.items.values())),
-            conditions=self.now(),
+            items=items,
+            conditions=conditions,
             metrics={name: encode_plain(value) for name, value in metrics.items()},
             probe=encode_plain(probe, path="probe"),
-            contract=contract,
+            contract=contract.level,
         )
 
     def reasons_for(self, manifest: Manifest) -> list[Reason]:
@@ -165,6 +174,13 @@ class Circumstances:
             reason = Reason("accumulation", "approximate", "microbatches per update", str(saved), str(seen))
             check_contract(contract, Promise("approximate", (reason,)), where=f"update {self._boundary.progress.step}")
 
+    def _warn_of(self, reasons: Mapping[str, str], contract: Contract) -> None:
+        """Say once, while the run can still be changed, why a restore of what is saved will be refused."""
+        refused = {word for word in reasons if not contract.accepts(saved_reason(word, reasons[word]))}
+        for word in sorted(refused - self._warned):
+            _log.warning("what is saved here will be refused by the contract: %s (%r)", reasons[word], word)
+        self._warned |= refused
+
     def _counts(self) -> dict[str, int]:
         counted = {name: item.count() for name, item in self._registry.items.items() if isinstance(item, Counted)}
         counts = {name: count for name, count in counted.items() if count is not None}
@@ -177,6 +193,8 @@ class Circumstances:
         if self._boundary.untold and not self._boundary.progress.epoch_end_due:
             untold = f"{self._boundary.untold} batches of this epoch"
             reasons["data_position"] = f"{untold} came from a loader that is no item: its position is not saved"
+        if self._boundary.foreign_workers and not self._boundary.progress.epoch_end_due:
+            reasons["rng"] = "the random streams of a foreign loader's workers are not saved"
         if self._boundary.progress.epoch_end_due and not self._boundary.uses_end_epoch and self._has_epoch_schedule():
             reasons["epoch_end"] = "saved between an epoch's last update and its scheduler step; call end_epoch()"
         return reasons

@@ -24,7 +24,7 @@ WORDS = frozenset(
     {"world_size", "global_batch", "accumulation", "workers", "versions", "device", "determinism", "dataset"}
     | {"config", "scheduler", "rng", "probe", "epoch_end", "data_ahead", "data_position", "replay"}
 )
-_SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data"}
+_SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data", "rng": "same_data"}
 _VERSIONS = frozenset({"python", "implementation", "torch", "numpy", "cuda", "hip", "cudnn", "safepoint"})
 _DEVICE = frozenset({"device", "gpu", "cpu_capability", "machine", "threads", "interop_threads"})
 
@@ -91,6 +91,11 @@ class Contract:
         return frozenset(entry.word for entry in self.permit if isinstance(entry, Permit) and entry.keep == "current")
 
 
+    def accepts(self, reason: Reason) -> bool:
+        """Return whether a restore may go on in spite of a reason."""
+        return LEVELS.index(reason.level) >= LEVELS.index(self.level) or reason.word in self.words
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Name one thing that differs, and how far it lowers the promise (``exact``: not at all)."""
@@ -134,19 +139,19 @@ def judge(saved: Conditions, current: Conditions, *, further: Sequence[Reason] =
             reasons.append(Reason(f"{item}.structure", "same_data", f"structure of {item!r}", *digests))
     reasons += configuration_reasons(saved.configuration, current.configuration)
     reasons += _tree_reasons("config", "approximate", "config", saved.config, current.config)
-    reasons += [
-        Reason(word, _SAVED_LEVELS.get(word, "approximate"), text, "", "") for word, text in saved.reasons.items()
-    ]
+    reasons += [saved_reason(word, text) for word, text in saved.reasons.items()]
     reasons += further
     return Promise(lowest(reason.level for reason in reasons), tuple(reasons))
 
 
+def saved_reason(word: str, text: str) -> Reason:
+    """Return the reason that a checkpoint itself records for a promise that it cannot keep."""
+    return Reason(word, _SAVED_LEVELS.get(word, "approximate"), text, "", "")
+
+
 def check_contract(contract: Contract, promise: Promise, *, where: str) -> None:
     """Raise `ContractError` when a reason lowers the promise below the contract and is not permitted."""
-    asked = LEVELS.index(contract.level)
-    refused = [
-        reason for reason in promise.reasons if LEVELS.index(reason.level) < asked and reason.word not in contract.words
-    ]
+    refused = [reason for reason in promise.reasons if not contract.accepts(reason)]
     if not refused:
         return
     words = ", ".join(sorted({repr(reason.word) for reason in refused}))

@@ -42,7 +42,8 @@ class Difference:
     current: str
 
     def __str__(self) -> str:
-        return f"{self.subject}: saved {self.saved}, now {self.current} (permit word {self.word!r})"
+        sides = f": saved {self.saved}, now {self.current}" if self.saved or self.current else ""
+        return f"{self.subject}{sides} (permit word {self.word!r})"
 
 
 class SafepointError(Exception):

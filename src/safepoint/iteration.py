@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import TypeVar
 
 from safepoint.boundary import Boundary
-from safepoint.state.placement import StreamPlacement
+from safepoint.state.placement import StreamPlacement, undisturbed_streams
 
 Batch = TypeVar("Batch")
 
@@ -30,12 +31,15 @@ def epochs_left(
 def rest_of_epoch(loader: Iterable[Batch], boundary: Boundary, placement: StreamPlacement) -> Iterator[Batch]:
     """Yield the batches of the rest of one epoch, with the random streams in place before the first one is made.
 
-    At an epoch's end that is not closed it yields nothing, so that a script restored there does what follows the epoch.
+    Directly after a restore at an epoch's end it yields nothing, so that a script does what follows the epoch.
     """
-    if boundary.progress.epoch_end_due:
+    if not boundary.begin_pass():
         return
     keeps_count = boundary.is_watched(loader)
-    iterator = iter(loader)
+    # Where the order is drawn from the global stream, making the iterator is a part of the training. Where the order is
+    # saved, what an iterator draws differs between a whole epoch and the rest of one.
+    with undisturbed_streams() if boundary.is_told(loader) else nullcontext():
+        iterator = iter(loader)
     while True:
         placement.place()
         try:

@@ -391,7 +391,7 @@ class CheckpointManager:
         self._check_nothing_is_late()
         self._boundary.check_not_moved()
         numbers = None if self._probe is None else self._probe.measure()
-        return self._circumstances.snapshot(metrics=self._metrics, probe=numbers, contract=self._contract.level)
+        return self._circumstances.snapshot(metrics=self._metrics, probe=numbers, contract=self._contract)
 
     def _release(self) -> None:
         self._monitor.close()

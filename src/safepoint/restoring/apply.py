@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from safepoint.errors import InternalError
 from safepoint.restoring.validate import SavedState
 from safepoint.state.item import Item, Permits
+from safepoint.state.placement import undisturbed_streams
 from safepoint.state.snapshot import capture_item, digest_state
 
 FIRST = ("module", "scheduler", "optimizer", "scaler")
@@ -52,10 +53,12 @@ def read_back(saved: SavedState, items: Sequence[Item], *, changed: frozenset[st
     Spec: C11.
     """
     equal, notes = 0, []
-    for item in items:
-        if item.name in changed:
-            continue
-        found, stated = digest_state(capture_item(item)), saved.manifest.items[item.name].digest
+    # Random streams first: to tell its state an object may draw, which is undone in the end.
+    compared = [item for item in reversed(in_order(items)) if item.name not in changed]
+    with undisturbed_streams():
+        digests = {item.name: digest_state(capture_item(item)) for item in compared}
+    for item in compared:
+        found, stated = digests[item.name], saved.manifest.items[item.name].digest
         if found == stated:
             equal += 1
         elif item.type == "stateful":

@@ -20,7 +20,7 @@ from safepoint.errors import CorruptionError, InternalError, MismatchError, Obje
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import Refusal
-from safepoint.restoring.apply import apply, in_order, read_back
+from safepoint.restoring.apply import apply, read_back
 from safepoint.restoring.match import Choice, Match, match
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import plan_reads
@@ -179,7 +179,7 @@ def _restore_one(context: RestoreContext, generation: Generation, choice: Choice
         f"{len(reads)} tensors, {size_bytes} bytes, each chunk by digest on arrival",
     ]
     if context.reads_back:
-        equal, notes = read_back(saved, in_order(matched.items), changed=_changed(context, promise))
+        equal, notes = read_back(saved, matched.items, changed=_changed(context, promise))
         outcome.notes += notes
         outcome.checks.append(f"{equal} of {len(matched.items)} items read back equal")
     if context.probe is not None and generation.manifest.probe is not None:

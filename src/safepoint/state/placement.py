@@ -11,10 +11,23 @@ training goes on, the uninterrupted run drew long ago, so the streams are put ba
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from safepoint.state.randomness import RandomStreams
 
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def undisturbed_streams() -> Iterator[None]:
+    """Put the random streams back after a block that may draw."""
+    streams = RandomStreams.snapshot()
+    try:
+        yield
+    finally:
+        if streams.moved():
+            streams.put_back()
 
 
 class StreamPlacement:

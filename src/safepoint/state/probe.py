@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from safepoint.errors import Difference, RequestError
 from safepoint.format.plain_decoding import decode_plain
-from safepoint.state.randomness import RandomStreams
+from safepoint.state.placement import undisturbed_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,8 @@ class Probe:
 
     def measure(self) -> dict[str, float]:
         """Return the numbers, exactly as floats."""
-        streams = RandomStreams.snapshot()
-        try:
+        with undisturbed_streams():
             value = self.function()
-        finally:
-            streams.put_back()
         named = value if isinstance(value, Mapping) else {"value": value}
         return {str(name): float(number) for name, number in named.items()}
 
