@@ -78,6 +78,8 @@ def start_on(storage: Storage) -> Outcome:
         return Outcome(job.start(), "", job)
     except CorruptionError as exc:
         return Outcome(None, str(exc), job)
+    finally:
+        job.die()
 
 
 def needed_by(step: int, files: Mapping[str, bytes]) -> set[str]:

@@ -6,6 +6,7 @@ The job joins, restores, saves and sweeps through the same code as the manager.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ CONDITIONS = Conditions(
     config=None,
     counts={},
 )
+LAST_TWO = keep(last=2)
 
 
 def weights_at(step: int) -> bytes:
@@ -116,7 +118,7 @@ class Job:
         host: str = "host",
         variables: dict[str, str] | None = None,
         ambient: Ambient | None = None,
-        keeps: Keep | None = None,
+        keeps: Keep | None = LAST_TWO,
         is_background: bool = False,
     ) -> None:
         self.storage = storage
@@ -134,7 +136,7 @@ class Job:
             SoloGroup(),
             self.ambient,
             schedule=Schedule(),
-            keep=keeps or keep(last=2),
+            keep=keeps,
             background=is_background,
             deadline_s=10,
             evidence=Evidence(None, self.items),
@@ -148,6 +150,8 @@ class Job:
         """Join and restore, like the manager."""
         wish = wish or Wish()
         self.session = session = self.membership.join(wish)
+        # A job that a test lets go without an end must not beat on until the tests are over.
+        weakref.finalize(self, session._heartbeat._stop.set)
         restored = restore(self.context(), session.lineage, wish, Choice())
         replayed = record_start(session, restored, is_branch=wish.branch)
         self.membership.hold(session)

@@ -1,0 +1,233 @@
+"""Planned == voted == stored, or nothing is published: ballots, sizes and boxes that do not agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from safepoint.errors import AbortedError, CorruptionError
+from safepoint.faults.script import Effect, Fault, FaultScript
+from safepoint.faults.storage import FaultyStorage
+from safepoint.format.ballot import Ballot
+from safepoint.format.index import Index, IndexedItem, ObjectReference, Tensor
+from safepoint.group.solo import SoloGroup
+from safepoint.saving.vote import check_stored, check_whole, vote
+from safepoint.storage.memory import MemoryStorage
+from safepoint.testing.ambient import FakeWorld
+from tests.crash.job import Job, newest_step, whole_state
+from tests.joining.hooks import HookedStorage
+
+GENERATION = "step-000000000010-i000001-0badcafe"
+OBJECT = ObjectReference(GENERATION, "rank-00000-of-00001.json", 10, "0" * 32)
+
+
+def ballot(**changes: object) -> Ballot:
+    facts = {
+        "run": "aa",
+        "generation": GENERATION,
+        "incarnation": 1,
+        "rank": 0,
+        "world_size": 1,
+        "layout": "cc",
+        "objects": (OBJECT,),
+    }
+    return Ballot(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+@dataclass
+class Gathered(SoloGroup):
+    """A leader that receives these messages, whatever its own is."""
+
+    make: Callable[[bytes], list[bytes]]
+    rank: int = 0
+    world_size: int = 1
+    topics: list[str] = field(default_factory=list)
+
+    def gather(self, topic: str, message: bytes, *, deadline_s: float) -> list[bytes] | None:
+        self.topics.append(topic)
+        return self.make(message)
+
+
+def two_ranks(*others: Ballot) -> list[bytes]:
+    return [msgspec.json.encode(entry) for entry in (ballot(world_size=2), *others)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "bb"},
+        {"generation": "step-000000000010-i000001-0badcaff"},
+        {"incarnation": 2},
+        {"world_size": 3},
+        {"refusal": "no space left on device"},
+        {"rank": 0},
+        {"rank": 2},
+    ],
+)
+def test_one_ballot_that_is_foreign_refusing_or_repeated_aborts(change: dict[str, object]) -> None:
+    """Spec: C4.1"""
+    own = ballot(world_size=2)
+    sound = ballot(world_size=2, rank=1)
+    assert vote(Gathered(lambda message: two_ranks(sound), world_size=2), own, deadline_s=1) == [own, sound]
+    other = ballot(**{"world_size": 2, "rank": 1, **change})
+    with pytest.raises(AbortedError):
+        vote(Gathered(lambda message: two_ranks(other), world_size=2), own, deadline_s=1)
+
+
+@pytest.mark.parametrize("messages", [[], [b""], [b"{}"], [b"\x80\x02."], [b'{"run": 1}'], [b"null", b"null"]])
+def test_a_missing_or_undecodable_ballot_aborts(messages: list[bytes]) -> None:
+    """Spec: C4.1"""
+    with pytest.raises(AbortedError):
+        vote(Gathered(lambda message: messages), ballot(), deadline_s=1)
+
+
+def test_a_ballot_more_than_there_are_ranks_aborts() -> None:
+    """Spec: C4.1"""
+    with pytest.raises(AbortedError, match="not every rank voted once"):
+        vote(Gathered(lambda message: [message, message]), ballot(), deadline_s=1)
+
+
+def test_ballots_of_two_attempts_are_gathered_under_different_topics() -> None:
+    group = Gathered(lambda message: [message])
+    vote(group, ballot(), deadline_s=1)
+    other = ballot(generation="step-000000000010-i000001-0badcaff")
+    vote(group, other, deadline_s=1)
+    assert len(set(group.topics)) == 2
+
+
+@pytest.mark.parametrize("size_bytes", [9, 11, 0])
+def test_an_object_of_another_size_than_voted_aborts(size_bytes: int) -> None:
+    """Spec: C5.1"""
+    storage = MemoryStorage()
+    storage.make_root()
+    storage.make_folder(f"generations/{GENERATION}")
+    storage.publish(f"generations/{GENERATION}/{OBJECT.name}", b"x" * size_bytes)
+    with pytest.raises(AbortedError, match=r"not stored as voted.*expected 10 bytes; found"):
+        check_stored(storage, (OBJECT,))
+
+
+def test_an_object_that_was_voted_for_and_is_absent_aborts() -> None:
+    """Spec: C5.1"""
+    with pytest.raises(AbortedError, match="no such object"):
+        check_stored(MemoryStorage(), (OBJECT,))
+
+
+def indexed(*boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> list[Index]:
+    """Return one rank's index for each box (offset, shape) of a tensor of shape (4, 6)."""
+    return [
+        Index(
+            generation=GENERATION,
+            rank=rank,
+            world_size=len(boxes),
+            header_bytes=0,
+            header_digest="0" * 32,
+            objects=(),
+            items={"model": IndexedItem("module", None)},
+            tensors=(Tensor("model", "w", "float32", (4, 6), offset, shape, ()),),
+        )
+        for rank, (offset, shape) in enumerate(boxes)
+    ]
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [((0, 0), (4, 6))],
+        [((0, 0), (2, 6)), ((2, 0), (2, 6))],
+        [((2, 0), (2, 6)), ((0, 0), (2, 3)), ((0, 3), (2, 3))],
+    ],
+)
+def test_boxes_that_tile_a_tensor_are_taken(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    check_whole(indexed(*boxes))
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [((0, 0), (3, 6))],
+        [((0, 0), (2, 6)), ((3, 0), (1, 6))],
+        [((0, 0), (2, 6)), ((1, 0), (3, 6))],
+        [((0, 0), (2, 6)), ((2, 0), (2, 5))],
+        [((0, 0), (2, 6)), ((0, 0), (2, 6))],
+        [((0, 0), (2, 6)), ((2, 0), (3, 6))],
+    ],
+)
+def test_boxes_with_a_gap_or_an_overlap_abort(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    """Spec: C5.1"""
+    with pytest.raises(AbortedError, match="model/w"):
+        check_whole(indexed(*boxes))
+
+
+def started() -> tuple[MemoryStorage, Job]:
+    storage = MemoryStorage()
+    job = Job(storage, FakeWorld(), pid=1)
+    job.start()
+    job.live(10)
+    return storage, job
+
+
+def test_a_save_whose_vote_is_aborted_publishes_nothing_and_the_next_one_succeeds() -> None:
+    """Spec: C4.1, C7.1"""
+    storage, job = started()
+    before = [entry.name for entry in storage.list("generations")]
+    job.saver._group = Gathered(lambda message: [message.replace(b'"rank":0', b'"rank":1')])
+    job.train_to(20)
+    with pytest.raises(AbortedError):
+        job.save()
+    (attempt,) = set(before) ^ {entry.name for entry in storage.list("generations")}
+    assert "manifest.json" not in {entry.name for entry in storage.list(f"generations/{attempt}")}
+    assert newest_step(storage) == 10
+    job.saver._group = SoloGroup()
+    job.save()
+    assert newest_step(storage) == 20
+
+
+def test_a_save_whose_object_is_cut_short_after_the_write_publishes_nothing() -> None:
+    """Something else shortens a file between the vote and the check.
+
+    Spec: C5.1
+    """
+    storage, job = started()
+
+    def cut() -> None:
+        (path,) = (
+            f"generations/{entry.name}/rank-00000-of-00001.safetensors"
+            for entry in storage.list("generations")
+            if "000020" in entry.name
+        )
+        storage.put(path, b"short")
+
+    hooked = HookedStorage(storage, "size", ".safetensors", cut)
+    job.saver._storage = hooked
+    job.train_to(20)
+    with pytest.raises(AbortedError, match="not stored as voted"):
+        job.save()
+    assert newest_step(storage) == 10
+
+
+def test_a_storage_that_reports_a_short_write_as_whole_is_caught_before_the_publish() -> None:
+    """Spec: C5.1, C3.1"""
+    storage, job = started()
+    for ending in ("*.safetensors", "*of-00001.json"):
+        fault = Fault(Effect.CUT_SHORT, verb="write", path=ending)
+        job.saver._storage = FaultyStorage(storage, FaultScript((fault,), seed=3))
+        job.train_to(20)
+        with pytest.raises(AbortedError):
+            job.save()
+        assert newest_step(storage) == 10
+
+
+def test_what_is_checked_is_what_a_reader_would_refuse() -> None:
+    storage, job = started()
+    job.live(20)
+    (name,) = (entry.name for entry in storage.list("generations") if "000020" in entry.name)
+    storage.put(f"generations/{name}/rank-00000-of-00001.safetensors", b"short")
+    job.die()
+    start = Job(storage, FakeWorld(states={1: "gone"}), pid=2)
+    assert start.start().step == 10
+    assert start.state() == whole_state(10)
+    with pytest.raises(CorruptionError):
+        storage.read_into(f"generations/{name}/rank-00000-of-00001.safetensors", 0, memoryview(bytearray(9)))
