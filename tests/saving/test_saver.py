@@ -1,0 +1,191 @@
+"""The policy for saves that fail: who is told, when, and when training ends."""
+
+from __future__ import annotations
+
+import errno
+import warnings
+
+import pytest
+
+from safepoint.errors import FencedError, OutcomeUnknownError, StorageError, TornSnapshotError
+from safepoint.faults.script import Effect, Fault, FaultScript
+from safepoint.faults.storage import FaultyStorage
+from safepoint.saver import TOLERATED_FAILURES
+from safepoint.saving.background import SaveHandle
+from safepoint.storage.memory import MemoryStorage
+from safepoint.testing.ambient import FakeWorld
+from tests.crash.job import Job, newest_step
+
+FULL = Fault(Effect.FAIL, verb="create", path="generations/*", errno=errno.ENOSPC, lasts=True)
+
+
+def started(*, is_background: bool = False) -> tuple[MemoryStorage, Job]:
+    storage = MemoryStorage()
+    job = Job(storage, FakeWorld(), pid=1, is_background=is_background)
+    job.start()
+    job.train_to(10)
+    job.save().wait(deadline_s=30)
+    return storage, job
+
+
+def break_it(job: Job, *faults: Fault) -> FaultyStorage:
+    faulty = FaultyStorage(job.storage, FaultScript(faults or (FULL,)))
+    job.saver._storage = faulty
+    return faulty
+
+
+def scheduled(job: Job, step: int) -> None:
+    job.train_to(step)
+    job.save(is_scheduled=True)
+
+
+def settle(job: Job) -> None:
+    job.saver.raise_owed(waits=True)
+
+
+def test_two_scheduled_failures_warn_and_the_third_in_a_row_raises() -> None:
+    storage, job = started()
+    break_it(job)
+    for step in (20, 30):
+        with pytest.warns(RuntimeWarning, match="a save failed, training goes on.*disk is full"):
+            scheduled(job, step)
+    with pytest.raises(StorageError, match="disk is full"):
+        scheduled(job, 40)
+    assert TOLERATED_FAILURES == 2
+    assert newest_step(storage) == 10
+
+
+def test_a_save_that_succeeds_forgives_the_failures_before_it() -> None:
+    storage, job = started()
+    for step in (20, 40):
+        break_it(job)
+        for failing in (step, step + 1):
+            with pytest.warns(RuntimeWarning):
+                scheduled(job, failing)
+        job.saver._storage = storage
+        scheduled(job, step + 2)
+        assert newest_step(storage) == step + 2
+
+
+def test_an_explicit_save_always_raises() -> None:
+    _, job = started()
+    break_it(job)
+    job.train_to(20)
+    with pytest.raises(StorageError, match="disk is full"):
+        job.save()
+
+
+def test_a_fenced_start_always_raises() -> None:
+    storage, job = started()
+    Job(storage, job.world, pid=2, takeover=True).start()
+    with pytest.raises(FencedError):
+        scheduled(job, 20)
+
+
+def test_a_torn_snapshot_always_raises() -> None:
+    _, job = started()
+
+    def torn() -> object:
+        raise TornSnapshotError("it moved")
+
+    job._snapshot = torn  # type: ignore[method-assign,assignment]
+    with pytest.raises(TornSnapshotError):
+        scheduled(job, 20)
+
+
+def test_a_capture_that_fails_ends_its_handle() -> None:
+    """Somebody may wait for it."""
+    _, job = started()
+    handle = SaveHandle()
+
+    def torn() -> object:
+        raise TornSnapshotError("it moved")
+
+    with pytest.raises(TornSnapshotError):
+        job.saver.save(job.membership.require(), torn, handle)  # type: ignore[arg-type]
+    with pytest.raises(TornSnapshotError):
+        handle.wait(deadline_s=5)
+
+
+def test_a_background_failure_is_told_at_the_next_boundary() -> None:
+    storage, job = started(is_background=True)
+    settle(job)
+    break_it(job)
+    scheduled(job, 20)
+    with pytest.warns(RuntimeWarning, match="disk is full"):
+        settle(job)
+    job.saver.close()
+    assert newest_step(storage) == 10
+
+
+def test_a_background_failure_counts_like_any_other() -> None:
+    _, job = started(is_background=True)
+    settle(job)
+    break_it(job)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in (20, 30, 40):
+            scheduled(job, step)
+    assert [warning.category for warning in caught] == [RuntimeWarning, RuntimeWarning]
+    with pytest.raises(StorageError):
+        settle(job)
+    job.saver.close()
+
+
+def test_a_background_failure_of_an_explicit_save_is_raised() -> None:
+    _, job = started(is_background=True)
+    settle(job)
+    break_it(job)
+    job.train_to(20)
+    handle = job.save()
+    with pytest.raises(StorageError):
+        settle(job)
+    with pytest.raises(StorageError):
+        handle.wait(deadline_s=30)
+    job.saver.close()
+
+
+def test_waiting_raises_whatever_the_save_was() -> None:
+    _, job = started(is_background=True)
+    settle(job)
+    break_it(job)
+    scheduled(job, 20)
+    with pytest.raises(StorageError):
+        job.saver.raise_owed(waits=True, is_explicit=True)
+    job.saver.close()
+
+
+def test_a_failure_is_told_once() -> None:
+    _, job = started(is_background=True)
+    settle(job)
+    break_it(job)
+    scheduled(job, 20)
+    with pytest.warns(RuntimeWarning):
+        settle(job)
+    settle(job)
+    job.saver.close()
+
+
+def test_no_deletion_follows_a_failed_save() -> None:
+    """Spec: C7.1"""
+    storage, job = started()
+    job.live(20, 30, 40)
+    before = [entry.name for entry in storage.list("generations")]
+    for fault in (FULL, Fault(Effect.FAIL, verb="sync_folder", path="generations/*", occurrence=1)):
+        faulty = break_it(job, fault)
+        job.train_to(50)
+        with pytest.raises((StorageError, OutcomeUnknownError)):
+            job.save()
+        verbs = {verb for _, verb, path in faulty.operations if path.startswith("generations")}
+        assert not {"delete", "delete_folder"} & verbs
+        assert "deleted.json" not in " ".join(path for _, verb, path in faulty.operations if verb == "publish")
+    assert set(before) <= {entry.name for entry in storage.list("generations")}
+
+
+def test_a_deletion_that_fails_is_no_failed_save() -> None:
+    storage, job = started()
+    job.live(20, 30)
+    break_it(job, Fault(Effect.FAIL, verb="delete", lasts=True))
+    job.train_to(40)
+    assert job.save().committed
+    assert newest_step(storage) == 40
