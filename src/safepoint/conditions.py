@@ -15,7 +15,7 @@ import msgspec
 
 from safepoint import __version__
 from safepoint.boundary import Boundary
-from safepoint.contract import Contract, Promise, Reason, check_contract, saved_reason
+from safepoint.contract import LEFT, Contract, Promise, Reason, check_contract, saved_reason
 from safepoint.data.cursor import Replay
 from safepoint.format.digest import digest_bytes
 from safepoint.format.manifest import Conditions, Manifest, ProgressRecord
@@ -26,6 +26,9 @@ from safepoint.state.environment import describe
 from safepoint.state.item import Item
 from safepoint.state.placement import undisturbed_streams
 from safepoint.state.registry import Registry
+
+# What one-cycle and cyclic schedules write into the groups of their optimizer.
+_CYCLED = frozenset({"lr", "momentum", "betas"})
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +117,7 @@ class Circumstances:
             accumulation=self._declared or self._boundary.longest_window or None,
             environment=self.environment(),
             structure=dict(self._registration.structure),
-            configuration=dict(self._registration.configuration),
+            configuration=self._configuration(),
             datasets={name: _identity(entry) for name, entry in objects.items() if is_dataclass(_identity_of(entry))},
             config=self._config,
             counts=self._counts(),
@@ -181,6 +184,15 @@ class Circumstances:
             _log.warning("what is saved here will be refused by the contract: %s (%r)", reasons[word], word)
         self._warned |= refused
 
+    def _configuration(self) -> dict[str, Any]:
+        """Return all settings; those that a schedule overwrites in its optimizer when it is made are the schedule's."""
+        settings = dict(self._registration.configuration)
+        for entry in self._registry.objects.values():
+            for name, optimizer in self._registry.optimizers.items():
+                if getattr(entry, "optimizer", None) is optimizer and _overwrites(entry):
+                    settings[name] = _left_to_schedule(settings[name])
+        return settings
+
     def _counts(self) -> dict[str, int]:
         counted = {name: item.count() for name, item in self._registry.items.items() if isinstance(item, Counted)}
         counts = {name: count for name, count in counted.items() if count is not None}
@@ -205,6 +217,20 @@ class Circumstances:
         items = self._registry.items.values()
         counts = [item.count() for item in items if item.type == "scheduler" and isinstance(item, Counted)]
         return any(count is not None and count < step and count <= self._boundary.progress.epoch for count in counts)
+
+
+def _overwrites(schedule: object) -> bool:
+    """Return whether a schedule sets rate and momentum of its own, whatever the optimizer was made with."""
+    inner = getattr(schedule, "_schedulers", ())
+    return hasattr(schedule, "cycle_momentum") or any(_overwrites(one) for one in inner)
+
+
+def _left_to_schedule(settings: Any) -> Any:
+    groups = [
+        {**group, "options": {key: LEFT if key in _CYCLED else one for key, one in group["options"].items()}}
+        for group in settings["settings"]["groups"]
+    ]
+    return {**settings, "settings": {**settings["settings"], "groups": groups}}
 
 
 def _progress_of(record: ProgressRecord) -> Progress:

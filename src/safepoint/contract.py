@@ -25,6 +25,8 @@ WORDS = frozenset(
     | {"config", "scheduler", "rng", "probe", "epoch_end", "data_ahead", "data_position", "replay"}
 )
 _SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data", "rng": "same_data"}
+# Stands in an optimizer's configuration for what its schedule decides.
+LEFT = "left to the schedule"
 _VERSIONS = frozenset({"python", "implementation", "torch", "numpy", "cuda", "hip", "cudnn", "safepoint"})
 _DEVICE = frozenset({"device", "gpu", "cpu_capability", "machine", "threads", "interop_threads"})
 
@@ -175,12 +177,15 @@ def configuration_reasons(saved: Mapping[str, Any], current: Mapping[str, Any]) 
     """Return a reason for each setting of an optimizer or scheduler that was configured otherwise at the save.
 
     Configuration is what the program set before anything was restored, so that a schedule at work is no difference. A
-    setting's word is ``<item>.<setting>`` for optimizers and ``scheduler`` for schedulers.
+    setting's word is ``<item>.<setting>`` for optimizers and ``scheduler`` for schedulers. A setting that either side
+    leaves to a schedule is compared as the schedule's.
     """
     reasons: list[Reason] = []
     for item in sorted(saved.keys() & current.keys()):
         kind = saved[item].get("kind")
         for place, old, new in differing_leaves(saved[item], current[item]):
+            if repr(LEFT) in (old, new):
+                continue
             word = "scheduler" if kind == "scheduler" else f"{item}.{place.split('.')[-1].split('[')[0]}"
             reasons.append(Reason(word, "same_data", f"{item} configuration {place}", old, new))
     return reasons
