@@ -54,7 +54,7 @@ class SaveHandle:
             AbortedError: It was not done within the deadline, or it is made at a later boundary.
             SafepointError: It failed.
         """
-        if self.deferred and not self.staged:
+        if self.deferred and not self.staged and not self.done:
             raise AbortedError("the save is made at a later boundary", found=self.deferred)
         if not self._done.wait(deadline_s):
             raise AbortedError("the save took longer than the wait allows; it goes on", expected=f"{deadline_s} s")

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +24,14 @@ import torch
 from safepoint.errors import CorruptionError, Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
 from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
-from safepoint.state.names import Slot, walk_modules, walk_slots
+from safepoint.state.names import Slot, walk_modules, walk_slots, wrapped_key
 from safepoint.state.parts import Signature, describe, new_tensors, put_back, signature, targets_in
 from safepoint.state.tensors import NewTensorTarget, TensorSource, check_storable, spec_of, write_into
 from safepoint.state.tree import flatten, segment, unflatten
 
 _EXTRA = "@extra_state"
+# An object that prints as its address prints another one in each process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +85,18 @@ class ModuleItem:
         return CapturedItem(self.type, plain, captured)
 
     def structure(self) -> list[dict[str, object]]:
-        """Return name, kind, shape, dtype and flags of every parameter and buffer, for the manifest's digest."""
+        """Return what the manifest's digest of the model covers.
+
+        Name, kind, shape, dtype and flags of every parameter and buffer, then of every module its class and the
+        settings that it shows when it is printed, such as the rate of a dropout.
+        """
         self._refuse_lazy()
-        return [
+        modules: list[dict[str, object]] = [
+            {"module": path, "class": type(module).__qualname__, "settings": _ADDRESS.sub("", module.extra_repr())}
+            for path, module in walk_modules(self._module)
+            if wrapped_key(module) is None
+        ]
+        slots: list[dict[str, object]] = [
             {
                 "name": slot.name,
                 "kind": slot.kind,
@@ -96,6 +108,7 @@ class ModuleItem:
             for slot in walk_slots(self._module)
             if slot.tensor is not None
         ]
+        return slots + modules
 
     def modules_with_own_state_dict(self) -> list[str]:
         """Return the submodules whose `state_dict` is overridden or hooked, and may promise more than is stored."""
