@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from safepoint.ambient import Ambient
+from safepoint.errors import RequestError
 from safepoint.state.item import STREAMS_ITEM, Item
 from safepoint.state.snapshot import capture_item, digest_state
 
@@ -37,12 +38,27 @@ class Evidence:
 
     @classmethod
     def find(cls, ambient: Ambient, items: Mapping[str, Item]) -> Evidence:
-        """Return the evidence for the watcher that the environment names, or for none."""
+        """Return the evidence for the watcher that the environment names, or for none.
+
+        Raises:
+            RequestError: The watcher died before it could be told anything.
+        """
         named = ambient.variable(PIPES_VARIABLE)
         if not named:
             return cls(None, items)
         events, answers = json.loads(named)
-        return cls((open(events, "wb"), open(answers, "rb")), items)
+        try:
+            # A watcher holds its ends open. Without the flag, a run whose watcher has died would wait here for ever.
+            end = os.open(events, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as exc:
+            raise RequestError(
+                "the watcher that the environment names is gone",
+                where=PIPES_VARIABLE,
+                found=f"{events}: {exc.strerror}",
+                remedy="Start the command without this variable, or through `safepoint drill`.",
+            ) from exc
+        os.set_blocking(end, True)
+        return cls((open(end, "wb"), open(answers, "rb")), items)
 
     @property
     def is_watched(self) -> bool:
