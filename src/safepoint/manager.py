@@ -33,7 +33,7 @@ from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.saving.capture import Snapshot
 from safepoint.schedule import Schedule
-from safepoint.state.placement import StreamPlacement
+from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
 from safepoint.state.registry import Registry
 from safepoint.state.steps import StepMonitor
@@ -349,6 +349,7 @@ class CheckpointManager:
             on_touch=self._mark_touched,
             probe=self._probe,
             reads_back=self._reads_back,
+            undisturbed=undisturbed_streams,
         )
 
     def _mark_touched(self) -> None:

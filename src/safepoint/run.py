@@ -16,6 +16,7 @@ from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext, restore
 from safepoint.restoring.select import Wish
+from safepoint.state.placement import undisturbed_streams
 from safepoint.state.registry import Registry
 from safepoint.storage.base import Storage
 from safepoint.storage.url import open_storage
@@ -73,6 +74,7 @@ class Run:
             items=registry.items,
             contract=Contract("approximate", frozenset(permit)),
             conditions=None,
+            undisturbed=undisturbed_streams,
         )
         wish = Wish(step=step, branch=step is not None, required=True)
         lineage = read_lineage(self._storage, needs_chain=step is None)

@@ -8,12 +8,12 @@ Spec: C11.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from safepoint.errors import InternalError
 from safepoint.restoring.validate import SavedState
 from safepoint.state.item import Item, Permits
-from safepoint.state.placement import undisturbed_streams
 from safepoint.state.snapshot import capture_item, digest_state
 
 FIRST = ("module", "scheduler", "optimizer", "scaler")
@@ -38,11 +38,18 @@ def apply(saved: SavedState, items: Sequence[Item], permits: Permits) -> list[st
     return left
 
 
-def read_back(saved: SavedState, items: Sequence[Item], *, changed: frozenset[str]) -> tuple[int, list[str]]:
+def read_back(
+    saved: SavedState,
+    items: Sequence[Item],
+    *,
+    changed: frozenset[str],
+    undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> tuple[int, list[str]]:
     """Capture the live state again and compare its digests with the manifest's.
 
     Args:
         changed: Items in which a permitted difference makes the live state another one.
+        undisturbed: Puts the random streams back after a block; the one that does needs torch.
 
     Returns:
         How many items are equal, and notes on items whose own `state_dict` does not return what they were given.
@@ -55,7 +62,7 @@ def read_back(saved: SavedState, items: Sequence[Item], *, changed: frozenset[st
     equal, notes = 0, []
     # Random streams first: to tell its state an object may draw, which is undone in the end.
     compared = [item for item in reversed(in_order(items)) if item.name not in changed]
-    with undisturbed_streams():
+    with undisturbed():
         digests = {item.name: digest_state(capture_item(item)) for item in compared}
     for item in compared:
         found, stated = digests[item.name], saved.manifest.items[item.name].digest

@@ -10,6 +10,7 @@ Spec: C10, C11.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -40,7 +41,8 @@ class RestoreContext:
     """Hold what a restore works with.
 
     `conditions` are those of now; None compares nothing (reading a run without being it). `further` gives reasons that
-    only the caller knows. `on_touch` is called just before the first live object is written to.
+    only the caller knows. `on_touch` is called just before the first live object is written to. `undisturbed` puts the
+    random streams back after a block.
     """
 
     storage: Storage
@@ -52,6 +54,7 @@ class RestoreContext:
     on_touch: Callable[[], None] = lambda: None
     probe: Probe | None = None
     reads_back: bool = True
+    undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(slots=True)
@@ -141,7 +144,7 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
             if isinstance(optimizer, Reappliable) and optimizer.name in saved.items:
                 optimizer.reapply_hyperparameters()
     if context.reads_back:
-        read_back(saved, matched.items, changed=_changed(context, promise))
+        read_back(saved, matched.items, changed=_changed(context, promise), undisturbed=context.undisturbed)
 
 
 @runtime_checkable
@@ -179,7 +182,9 @@ def _restore_one(context: RestoreContext, generation: Generation, choice: Choice
         f"{len(reads)} tensors, {size_bytes} bytes, each chunk by digest on arrival",
     ]
     if context.reads_back:
-        equal, notes = read_back(saved, matched.items, changed=_changed(context, promise))
+        equal, notes = read_back(
+            saved, matched.items, changed=_changed(context, promise), undisturbed=context.undisturbed
+        )
         outcome.notes += notes
         outcome.checks.append(f"{equal} of {len(matched.items)} items read back equal")
     if context.probe is not None and generation.manifest.probe is not None:
