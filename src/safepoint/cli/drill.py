@@ -88,7 +88,9 @@ def _folder(kept: Path | None) -> Iterator[Path]:
     kept.mkdir(parents=True, exist_ok=True)
     if any(kept.iterdir()):
         raise RequestError(
-            "the drill's folder must be empty, or runs of another drill would be resumed", where=str(kept)
+            "the drill's folder is not empty, so the command would resume what lies there",
+            where=str(kept),
+            remedy="Name a new folder.",
         )
     yield kept.resolve()
 
