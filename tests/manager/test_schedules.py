@@ -165,7 +165,7 @@ def test_a_schedule_of_another_type_is_refused_by_name(tmp_path: Path) -> None:
     job = Start(tmp_path, "cosine", "built first", seed=0, save=sp.every(updates=CUT))
     job.train(CUT)
     job.manager.close()
-    with pytest.raises(sp.MismatchError, match="CosineAnnealingLR.*StepLR"):
+    with pytest.raises(sp.MismatchError, match=r"CosineAnnealingLR.*StepLR"):
         Start(tmp_path, "step", "built first", seed=0)
 
 
