@@ -1,0 +1,294 @@
+"""A save beside the training holds one boundary, has one failure, and neither is ever lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import safepoint as sp
+from safepoint.faults.script import Effect, Fault, FaultScript
+from safepoint.faults.storage import FaultyStorage
+from safepoint.storage.local import LocalStorage
+from tests.architecture.source import ROOT
+from tests.manager.jobs import bits, build, die, picture, train
+
+LONGEST_WAIT_S = 60
+
+
+class Gated:
+    """A storage that creates no object until its gate is opened."""
+
+    def __init__(self, url: Path) -> None:
+        self._inner = LocalStorage(str(url))
+        self.reached = threading.Event()
+        self.gate = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create(self, path: str) -> Any:
+        self.reached.set()
+        assert self.gate.wait(LONGEST_WAIT_S)
+        return self._inner.create(path)
+
+
+@pytest.fixture
+def gated(tmp_path: Path) -> Iterator[Gated]:
+    storage = Gated(tmp_path)
+    yield storage
+    storage.gate.set()
+
+
+def test_what_is_saved_is_the_boundary_although_the_loop_goes_on_changing_everything(
+    tmp_path: Path, gated: Gated
+) -> None:
+    """Field reports B183, B185, B186, B187."""
+    loop = {"best": torch.tensor([3.0]), "n": 3}
+    job = build(tmp_path, storage=gated, background=True, items={"loop": loop})
+    train(job, 3)
+    at_three = picture(job)
+
+    handle = job.manager.save()
+    assert gated.reached.wait(LONGEST_WAIT_S)
+    assert (handle.staged, handle.committed, handle.done) == (True, False, False)
+    train(job, 6)
+    for one in job.model.parameters():
+        one.data.fill_(99.0)
+    loop["best"].fill_(99.0)
+    loop["n"] = 99
+    gated.gate.set()
+    result = handle.wait()
+    die(job)
+
+    assert (result.step, result.durability) == (3, "power")
+    assert (handle.committed, handle.done) == (True, True)
+    again_loop: dict[str, Any] = {}
+    job = build(tmp_path, seed=4, items={"loop": again_loop})
+    job.manager.restore()
+    assert picture(job) == at_three
+    assert again_loop["n"] == 3 and again_loop["best"].item() == 3.0
+    job.manager.close()
+
+
+def test_the_checkpoint_is_complete_when_the_handle_says_so(tmp_path: Path, gated: Gated) -> None:
+    """Field report B193."""
+    job = build(tmp_path, storage=gated, background=True)
+    handle = job.manager.save()
+    assert gated.reached.wait(LONGEST_WAIT_S)
+    assert job.manager.checkpoints() == []
+
+    with pytest.raises(sp.AbortedError, match="it goes on"):
+        handle.wait(deadline_s=0.001)
+    with pytest.raises(sp.AbortedError, match="longer than the wait allows"):
+        job.manager.wait(deadline_s=0.001)
+    gated.gate.set()
+    job.manager.wait(deadline_s=LONGEST_WAIT_S)
+
+    assert handle.committed
+    assert [one.generation for one in job.manager.checkpoints()] == [handle.wait().generation]
+    job.manager.close()
+
+
+def test_at_most_one_save_is_in_flight(tmp_path: Path) -> None:
+    storage = FaultyStorage(LocalStorage(str(tmp_path)))
+    job = build(tmp_path, storage=storage, background=True, save=sp.every(updates=1))
+    train(job, 6)
+    job.manager.close()
+
+    wrote = [
+        path.split("/")[1] for _, verb, path in storage.operations if verb in ("create", "publish") and "/" in path
+    ]
+    order = [name for name in wrote if name.startswith("step-")]
+    turns = [name for number, name in enumerate(order) if number == 0 or order[number - 1] != name]
+    assert len(turns) == len(set(turns)) == 6
+
+
+def test_twenty_saves_reuse_one_buffer(tmp_path: Path) -> None:
+    """Field report B106."""
+    model = nn.Linear(2500, 2000, bias=False)
+    manager = sp.CheckpointManager(tmp_path, {"model": model}, background=True, keep=sp.keep(last=2))
+    for _ in range(3):
+        manager.after_update()
+        manager.save()
+    manager.wait()
+    before = resident_bytes()
+
+    for _ in range(20):
+        manager.after_update()
+        manager.save()
+    manager.close()
+
+    assert resident_bytes() - before < 2 * model.weight.nbytes
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def failing(url: Path, *faults: Fault) -> FaultyStorage:
+    return FaultyStorage(LocalStorage(str(url)), FaultScript(faults))
+
+
+def full_disk(*, occurrence: int = 0, lasts: bool = False) -> Fault:
+    return Fault(
+        Effect.FAIL, verb="write", path="*.safetensors", errno=errno.ENOSPC, occurrence=occurrence, lasts=lasts
+    )
+
+
+@pytest.mark.parametrize("ask", ["boundary", "wait", "close", "next save", "restore"])
+def test_the_failure_of_a_save_that_was_asked_for_is_raised_at_the_next_occasion(tmp_path: Path, ask: str) -> None:
+    """Field reports B189, B190."""
+    job = build(tmp_path, storage=failing(tmp_path, full_disk(occurrence=1)), background=True)
+    train(job, 1)
+    job.manager.save().wait()
+    train(job, 2)
+    handle = job.manager.save()
+    with pytest.raises(sp.StorageError):
+        handle.wait()
+    occasions = {
+        "boundary": job.manager.after_update,
+        "wait": job.manager.wait,
+        "close": job.manager.close,
+        "next save": job.manager.save,
+        "restore": job.manager.restore,
+    }
+
+    with pytest.raises(sp.StorageError, match=r"No space|ENOSPC|space") as caught:
+        occasions[ask]()
+
+    assert caught.value is handle.error
+    assert [one.step for one in job.manager.checkpoints()] == [1]
+    job.manager.close()
+    assert [one.step for one in job.manager.checkpoints()] == [1]
+
+
+def test_an_update_whose_boundary_tells_a_failure_is_counted(tmp_path: Path) -> None:
+    job = build(tmp_path, storage=failing(tmp_path, full_disk()), background=True)
+    train(job, 1)
+    handle = job.manager.save()
+    with pytest.raises(sp.StorageError):
+        handle.wait()
+    with pytest.raises(sp.StorageError):
+        train(job, 2)
+    assert job.manager.progress.step == 2
+    assert job.manager.save().wait().step == 2
+    job.manager.close()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_failures_on_schedule_are_told_twice_and_raised_at_the_third_in_a_row(tmp_path: Path, background: bool) -> None:
+    storage = failing(tmp_path, full_disk(lasts=True))
+    job = build(tmp_path, storage=storage, background=background, save=sp.every(updates=1))
+    told = 0
+    with pytest.raises(sp.StorageError):
+        while True:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                train(job, job.manager.progress.step + 1)
+                job.manager.wait() if told == 2 and background else settle(job)
+            told += sum("a save failed, training goes on" in str(one.message) for one in caught)
+    assert told == 2
+    die(job)
+
+
+def settle(job: Any) -> None:
+    """Let the save in flight end without asking for its failure."""
+    thread = job.manager._saver._thread._thread
+    if thread is not None:
+        thread.join()
+
+
+class Flaky:
+    """A storage in which two of three saves fail."""
+
+    def __init__(self, url: Path) -> None:
+        self._inner = LocalStorage(str(url))
+        self._count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create(self, path: str) -> Any:
+        if path.endswith(".safetensors"):
+            self._count += 1
+            if self._count % 3:
+                raise sp.StorageError("a disk that comes and goes", where=path)
+        return self._inner.create(path)
+
+
+def test_a_success_forgives_the_failures_before_it(tmp_path: Path) -> None:
+    job = build(tmp_path, storage=Flaky(tmp_path), save=sp.every(updates=1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(job, 9)
+    assert sum("a save failed" in str(one.message) for one in caught) == 6
+    assert [one.step for one in job.manager.checkpoints()] == [9, 6, 3]
+    job.manager.close()
+
+
+def test_a_failed_save_leaves_the_training_and_the_older_checkpoints_as_they_are(tmp_path: Path) -> None:
+    silent = build(tmp_path / "silent")
+    expected = train(silent, 5)
+    after = picture(silent)
+    storage = failing(tmp_path / "run", full_disk(occurrence=1))
+    job = build(tmp_path / "run", storage=storage, save=sp.every(updates=2))
+    with pytest.warns(RuntimeWarning, match="a save failed"):
+        found = train(job, 5)
+
+    assert found == expected and picture(job) == after
+    assert [one.step for one in job.manager.checkpoints()] == [2]
+    job.manager.close()
+
+
+SCRIPT = """
+import sys, errno, torch, safepoint as sp
+from safepoint.storage.local import LocalStorage
+from safepoint.faults.script import Effect, Fault, FaultScript
+from safepoint.faults.storage import FaultyStorage
+url, fails = sys.argv[1], sys.argv[2] == "fails"
+fault = Fault(Effect.FAIL, verb="write", path="*.safetensors", errno=errno.ENOSPC)
+storage = FaultyStorage(LocalStorage(url), FaultScript((fault,) if fails else ()))
+model = torch.nn.Linear(300, 300)
+manager = sp.CheckpointManager(url, {"model": model}, storage=storage, background=True)
+manager.after_update()
+manager.save()
+"""
+
+
+@pytest.mark.parametrize("outcome, code", [("holds", 0), ("fails", 5)])
+def test_a_script_that_ends_without_asking_completes_its_save_or_fails(tmp_path: Path, outcome: str, code: int) -> None:
+    """Field reports B189, B190, B191."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), outcome]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+    assert done.returncode == code, done.stderr
+    assert ("a background save failed and nobody asked" in done.stderr) == (code != 0)
+    checkpoints = sp.open_run(tmp_path).checkpoints()
+    assert [one.step for one in checkpoints] == ([1] if code == 0 else [])
+
+
+def test_a_background_run_that_dies_and_resumes_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole")
+    expected = train(whole, 9)
+    after = bits(dict(whole.model.state_dict()))
+    job = build(tmp_path / "run", background=True, save=sp.every(updates=2))
+    train(job, 5)
+    die(job)
+    job = build(tmp_path / "run", seed=3, background=True, save=sp.every(updates=2))
+    assert job.manager.restore().step == 4
+    assert train(job, 9) == expected[4:]
+    assert bits(dict(job.model.state_dict())) == after
+    job.manager.close()

@@ -1,0 +1,239 @@
+"""Calls that would make a run another one are refused, with what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import safepoint as sp
+from tests.manager.jobs import Died, bits, build, die, picture, train
+
+
+class Plain:
+    """A start without a loader."""
+
+    def __init__(self, url: Path, **options: object) -> None:
+        self.model = nn.Linear(2, 1)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.manager = sp.CheckpointManager(
+            url,
+            {"model": self.model, "optimizer": self.optimizer},
+            **options,  # type: ignore[arg-type]
+        )
+
+    def step(self) -> None:
+        self.model(torch.ones(1, 2)).sum().backward()
+        self.optimizer.step()
+
+
+def test_a_save_after_a_step_without_its_boundary_names_the_numbers(tmp_path: Path) -> None:
+    job = Plain(tmp_path)
+    job.step()
+    job.manager.after_update()
+    job.step()
+    job.step()
+
+    with pytest.raises(sp.RequestError, match="2 more steps of 'optimizer'") as caught:
+        job.manager.save()
+
+    assert "after update 1" in str(caught.value) and "after_update()" in str(caught.value)
+    job.manager.after_update()
+    assert job.manager.save().committed
+    job.manager.close()
+
+
+def test_a_due_save_is_not_made_by_close_from_a_state_of_no_boundary(tmp_path: Path) -> None:
+    """The end of an epoch leaves a save due; a step before `close` makes the state another one."""
+    job = build(tmp_path, save=sp.every(updates=6))
+    for _ in job.manager.epochs(2):
+        for values, ids in job.manager.batches(job.loader):
+            (job.model(values) - ids).square().mean().backward()
+            job.optimizer.step()
+            job.manager.after_update()
+        break
+    job.optimizer.step()
+    with pytest.raises(sp.RequestError, match="1 more steps"):
+        job.manager.close()
+    assert job.manager.checkpoints() == []
+
+
+def test_training_on_a_run_with_checkpoints_without_a_restore_is_refused_at_the_first_boundary(tmp_path: Path) -> None:
+    """Field report B138."""
+    job = build(tmp_path, save=sp.every(updates=2))
+    train(job, 2)
+    die(job)
+    before = sorted((tmp_path / "generations").iterdir())
+
+    job = build(tmp_path, seed=1)
+    with pytest.raises(sp.RequestError, match=r"Call restore\(\)"):
+        train(job, 1)
+    job.manager.close()
+    job = build(tmp_path, seed=1)
+    with pytest.raises(sp.RequestError, match="restart=True"):
+        job.manager.save()
+
+    assert sorted((tmp_path / "generations").iterdir()) == before
+    assert job.manager.restore().step == 2
+    job.manager.close()
+
+
+def test_restart_begins_anew_and_supersedes_what_there_was(tmp_path: Path) -> None:
+    job = build(tmp_path, save=sp.every(updates=2))
+    expected = train(job, 4)
+    die(job)
+
+    job = build(tmp_path, restart=True, save=sp.every(updates=2))
+    report = job.manager.restore()
+    assert report.is_fresh
+    assert train(job, 3) == expected[:3]
+    assert [one.step for one in job.manager.checkpoints()] == [2]
+    # It begins anew once: a second restore goes back to what the new branch has.
+    assert job.manager.restore().step == 2
+    job.manager.close()
+
+
+def test_a_restart_without_a_restore_begins_anew_too(tmp_path: Path) -> None:
+    job = build(tmp_path, save=sp.every(updates=2))
+    train(job, 4)
+    die(job)
+    job = build(tmp_path, restart=True, save=sp.every(updates=1))
+    train(job, 1)
+    job.manager.close()
+    assert [one.step for one in job.manager.checkpoints()] == [1]
+
+
+def test_an_older_step_is_only_taken_with_branch(tmp_path: Path) -> None:
+    job = build(tmp_path, save=sp.every(updates=2))
+    train(job, 4)
+    die(job)
+    job = build(tmp_path, seed=1)
+    before = picture(job)
+    with pytest.raises(sp.RequestError, match="branch=True") as caught:
+        job.manager.restore(step=2)
+    assert (caught.value.expected, caught.value.found) == ("step 4", "step 2")
+    assert picture(job) == before
+    with pytest.raises(sp.NotFoundError, match="steps 2, 4"):
+        job.manager.restore(step=3)
+    assert job.manager.restore(step=4).step == 4
+    job.manager.close()
+
+
+def test_closing_twice_is_closing_once_and_nothing_works_afterwards(tmp_path: Path) -> None:
+    job = build(tmp_path)
+    train(job, 1)
+    job.manager.close()
+    job.manager.close()
+    for call in (job.manager.after_update, job.manager.save, job.manager.restore):
+        with pytest.raises(sp.RequestError, match="the manager is closed"):
+            call()
+    assert not (tmp_path / "incarnations" / "000002.json").exists()
+    again = build(tmp_path)
+    again.manager.restore()
+    again.manager.close()
+
+
+def test_a_closed_manager_takes_its_hooks_off_every_optimizer(tmp_path: Path) -> None:
+    job = Plain(tmp_path)
+    job.manager.register("extra", {"n": 1})
+    job.manager.save()
+    job.manager.close()
+    again = Plain(tmp_path)
+    again.manager.restore(late=["extra"])
+    with pytest.raises(sp.RequestError, match="late"):
+        again.step()
+    again.manager.close()
+    again.step()
+
+
+def test_two_managers_of_one_run_exclude_each_other_until_the_first_is_closed(tmp_path: Path) -> None:
+    """Field reports B133, B138."""
+    first = build(tmp_path)
+    first.manager.restore()
+    train(first, 1)
+    second = build(tmp_path)
+    with pytest.raises(sp.FencedError):
+        second.manager.restore()
+    first.manager.save()
+    first.manager.close()
+
+    assert second.manager.restore().step == 1
+    second.manager.close()
+
+
+def test_a_takeover_fences_the_first_manager_out(tmp_path: Path) -> None:
+    first = build(tmp_path)
+    train(first, 1)
+    first.manager.save()
+    second = build(tmp_path, seed=1, takeover=True)
+    assert second.manager.restore().step == 1
+    train(first, 2)
+
+    with pytest.raises(sp.FencedError):
+        first.manager.save()
+
+    train(second, 2)
+    second.manager.save()
+    assert [one.step for one in second.manager.checkpoints()] == [2, 1]
+    second.manager.close()
+
+
+def test_an_exception_in_the_training_is_the_one_that_is_seen_and_the_run_is_let_go(tmp_path: Path) -> None:
+    job = build(tmp_path, save=sp.every(updates=1), background=True)
+    with pytest.raises(Died), job.manager:
+        train(job, 2)
+        raise Died
+    assert [one.step for one in job.manager.checkpoints()] == [2, 1]
+    again = build(tmp_path, seed=1)
+    with again.manager:
+        assert again.manager.restore().step == 2
+
+
+def test_a_save_asked_for_inside_a_window_that_never_ends_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = build(tmp_path)
+    train(job, 1)
+    job.manager.after_microbatch()
+    handle = job.manager.save()
+    job.manager.close()
+    assert not handle.committed
+    assert any("was not made" in one and "update 2" in one for one in caplog.messages)
+
+
+def test_an_iterator_made_before_a_restore_ends_with_an_error(tmp_path: Path) -> None:
+    """Field report B10."""
+    job = build(tmp_path, save=sp.every(updates=2))
+    train(job, 3)
+    die(job)
+    job = build(tmp_path, seed=1)
+    stale = iter(job.loader)
+    job.manager.restore()
+    with pytest.raises(sp.RequestError, match="a state was loaded"):
+        next(stale)
+    job.manager.close()
+
+
+def test_metrics_are_stored_with_the_checkpoint_of_their_update(tmp_path: Path) -> None:
+    job = build(tmp_path, save=sp.every(updates=1))
+    for step in (1, 2):
+        job.manager.after_update(metrics={"loss": torch.tensor(0.5 / step, requires_grad=True), "n": step})
+    assert [(one.step, one.metrics) for one in job.manager.checkpoints()] == [
+        (2, {"loss": 0.25, "n": 2.0}),
+        (1, {"loss": 0.5, "n": 1.0}),
+    ]
+    job.manager.close()
+
+
+def test_an_optimizer_that_is_not_registered_counts_for_nothing(tmp_path: Path) -> None:
+    job = Plain(tmp_path)
+    other = nn.Linear(1, 1)
+    foreign = torch.optim.SGD(other.parameters(), lr=0.1)
+    job.manager.after_update()
+    foreign.step()
+    before = bits(dict(job.model.state_dict()))
+    assert job.manager.save().committed
+    assert bits(dict(job.model.state_dict())) == before
+    job.manager.close()
