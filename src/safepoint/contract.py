@@ -92,7 +92,6 @@ class Contract:
         """Return the words for which the live value wins."""
         return frozenset(entry.word for entry in self.permit if isinstance(entry, Permit) and entry.keep == "current")
 
-
     def accepts(self, reason: Reason) -> bool:
         """Return whether a restore may go on in spite of a reason."""
         return LEVELS.index(reason.level) >= LEVELS.index(self.level) or reason.word in self.words

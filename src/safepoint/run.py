@@ -46,9 +46,7 @@ class Run:
                     return found.manifest
         raise NotFoundError("no checkpoint matches", where=self._storage.url, expected=_wanted(step))
 
-    def load(
-        self, into: Mapping[str, object], *, step: int | None = None, permit: Iterable[str] = ()
-    ) -> RestoreReport:
+    def load(self, into: Mapping[str, object], *, step: int | None = None, permit: Iterable[str] = ()) -> RestoreReport:
         """Load items into live objects, by item name; the other items of the checkpoint are left alone.
 
         Global random streams are not touched. Parameters are written in place.
@@ -88,9 +86,7 @@ class Run:
         return examine(self._storage, name, read_lineage(self._storage))
 
 
-def open_run(
-    url: str | os.PathLike[str], *, storage: Storage | None = None, ambient: Ambient | None = None
-) -> Run:
+def open_run(url: str | os.PathLike[str], *, storage: Storage | None = None, ambient: Ambient | None = None) -> Run:
     """Open a run for reading, without joining it.
 
     Args:
