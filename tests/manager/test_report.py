@@ -236,7 +236,7 @@ def test_reading_back_finds_a_module_that_changes_what_it_is_given(tmp_path: Pat
     manager.close()
 
     manager = sp.CheckpointManager(tmp_path, {"model": Rounding(3, 3)})
-    with pytest.raises(sp.InternalError, match="not what was saved.*model"):
+    with pytest.raises(sp.InternalError, match=r"not what was saved.*model"):
         manager.restore()
     with pytest.raises(sp.InternalError, match="mixture"):
         manager.after_update()

@@ -1,0 +1,114 @@
+"""Random streams: plain bytes under stated names, restored last, and never silently left where they were."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import safepoint as sp
+from safepoint.data import ResumableLoader
+from tests.manager.jobs import build, die, streams, train
+
+
+def manager_of(url: Path, **items: object) -> sp.CheckpointManager:
+    return sp.CheckpointManager(url, items)
+
+
+def test_the_global_streams_are_captured_without_being_asked(tmp_path: Path) -> None:
+    """Field report B182."""
+    manager = manager_of(tmp_path, loop={"n": 1})
+    manager.save()
+    expected = [random.random(), float(np.random.rand()), torch.rand(3).tolist()]
+    manager.close()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        manager = manager_of(tmp_path, loop={})
+        manager.restore()
+        assert [random.random(), float(np.random.rand()), torch.rand(3).tolist()] == expected
+        manager.close()
+
+
+def test_streams_are_stored_as_plain_text_that_any_reader_decodes(tmp_path: Path) -> None:
+    """No tensor of them can be moved to a device by mistake. Field reports B171, B181, B202, B206."""
+    manager = manager_of(tmp_path, generator=torch.Generator(), numbers=np.random.default_rng(1), own=random.Random(3))
+    manager.save()
+    manager.close()
+    (index,) = tmp_path.glob("generations/*/rank-*.json")
+    content = json.loads(index.read_bytes())
+    assert set(content["items"]) == {"rng", "generator", "numbers", "own"}
+    assert content["tensors"] == []
+
+
+def test_a_stream_under_another_name_is_an_error(tmp_path: Path) -> None:
+    """Field report B173."""
+    manager = manager_of(tmp_path, noise=torch.Generator())
+    manager.save()
+    manager.close()
+    manager = manager_of(tmp_path, noises=torch.Generator())
+    with pytest.raises(sp.MismatchError) as caught:
+        manager.restore()
+    assert sorted(one.word for one in caught.value.differences) == ["noise.removed", "noises.added"]
+    manager.close()
+
+
+def test_streams_of_devices_that_are_gone_are_a_reason_with_both_counts(tmp_path: Path) -> None:
+    """A checkpoint of a machine with two accelerators on one that has none. Field report B174."""
+    manager = manager_of(tmp_path, loop={"n": 1})
+    streams_item = manager._registry.items["rng"]
+    capture = streams_item.capture
+
+    def of_two_devices() -> object:
+        captured = capture()
+        captured.plain["cuda"] = [b"1", b"2"]  # type: ignore[index]
+        return captured
+
+    streams_item.capture = of_two_devices  # type: ignore[assignment, method-assign]
+    manager.save()
+    manager.close()
+
+    manager = manager_of(tmp_path, loop={})
+    before = streams()
+    with pytest.raises(sp.ContractError, match="saved 2 devices, now 0 devices") as caught:
+        manager.restore()
+    assert [one.word for one in caught.value.differences] == ["rng"]
+    assert streams() == before
+    manager.close()
+    permitted = sp.CheckpointManager(tmp_path, {"loop": {}}, contract=sp.Contract(permit={"rng"}))
+    report = permitted.restore()
+    assert report.promise.level == "same_data"
+    assert "rng/random stream cuda" in report.left_fresh
+    permitted.close()
+
+
+def test_a_run_that_dies_at_each_epochs_end_has_another_order_in_each_epoch(tmp_path: Path) -> None:
+    """Field report B178."""
+    orders = []
+    for seed in range(3):
+        job = build(tmp_path, seed=0 if seed == 0 else 9, save=sp.every(updates=6))
+        job.manager.restore()
+        orders.append([ids for ids, *_ in train(job, job.manager.progress.step + 6)])
+        die(job)
+    whole = ResumableLoader(range(22), 4, seed=5)
+    assert orders == [[batch.tolist() for batch in whole] for _ in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_validation_between_updates_moves_no_order_of_the_training(tmp_path: Path) -> None:
+    def train_with(loader: ResumableLoader, validates: bool) -> list[list[int]]:
+        seen = []
+        for batch in loader:
+            seen.append(batch.tolist())
+            if validates:
+                torch.rand(5)
+                list(ResumableLoader(range(9), 3, seed=1))
+        return seen
+
+    plain = train_with(ResumableLoader(range(22), 4, seed=5), False)
+    assert train_with(ResumableLoader(range(22), 4, seed=5), True) == plain
