@@ -60,8 +60,8 @@ class Contract:
         permit: Words of differences that are accepted although they lower the promise: ``world_size``,
             ``global_batch``, ``accumulation``, ``workers``, ``versions``, ``device``, ``determinism``, ``dataset``,
             ``config``, ``scheduler``, ``rng``, ``probe``, ``epoch_end``, ``data_ahead``, ``data_position``,
-            ``replay``, and ``<item>.<what>`` such as ``model.added`` or ``optimizer.lr``. A bare hyper-parameter such
-            as ``optimizer.lr`` keeps the current value; `permit(word, keep=...)` says otherwise.
+            ``replay``, and ``<item>.<what>`` such as ``model.added`` or ``optimizer.lr``. A bare ``optimizer.lr`` or
+            ``scheduler`` takes what the program sets; `permit(word, keep=...)` says which side wins.
 
     Raises:
         RequestError: An unknown level or word.
@@ -77,7 +77,7 @@ class Contract:
             words = f"{{{self.permit!r}}}"
             raise RequestError("a contract's permits are a set of words", expected=words, found=repr(self.permit))
         permits = frozenset(
-            entry if isinstance(entry, Permit) else Permit(_check_word(entry), "current" if "." in entry else "saved")
+            entry if isinstance(entry, Permit) else Permit(_check_word(entry), _side_of_bare(entry))
             for entry in self.permit
         )
         object.__setattr__(self, "permit", permits)
@@ -273,6 +273,11 @@ def _environment_reasons(saved: Mapping[str, str], current: Mapping[str, str]) -
 def _tree_reasons(word: str, level: Level, subject: str, saved: Any, current: Any) -> list[Reason]:
     leaves = differing_leaves(saved, current)
     return [Reason(word, level, f"{subject} {place}".rstrip(), old, new) for place, old, new in leaves]
+
+
+def _side_of_bare(word: str) -> Keep:
+    """Return the side that a word without `permit` keeps: who permits a setting to change wants the new one."""
+    return "current" if "." in word or word == "scheduler" else "saved"
 
 
 def _check_word(word: object) -> str:

@@ -87,7 +87,7 @@ class SafepointError(Exception):
             text += f"; expected {self.expected}"
         if self.found is not None:
             text += f"; found {self.found}"
-        text += "."
+        text = text.removesuffix(".") + "."
         for difference in self.differences:
             text += f"\n  - {difference}"
         if self.remedy:
