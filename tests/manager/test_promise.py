@@ -341,7 +341,7 @@ def test_a_changed_horizon_is_refused_and_either_side_wins_on_request(tmp_path: 
     error = refused(horizon(tmp_path, 40))
     assert [(one.word, one.saved, one.current) for one in error.differences] == [("scheduler", "10", "40")]
 
-    job = horizon(tmp_path, 40, contract=sp.Contract(permit={"scheduler"}))
+    job = horizon(tmp_path, 40, contract=sp.Contract(permit=[sp.permit("scheduler", keep="saved")]))
     assert job.manager.restore().promise.level == "same_data"
     assert job.scheduler.T_max == 10 and job.optimizer.param_groups[0]["lr"] == saved_rate
     die(job)
