@@ -41,6 +41,7 @@ class Boundary:
         self.untold = self.foreign_workers = 0
         self._entries: list[object] = []
         self._positions: dict[str, Position] = {}
+        self._loaders: list[_Loader] = []
         self._ahead: dict[str, int] = {}
         self._microbatches = 0
         self._dropped = 0
@@ -55,6 +56,14 @@ class Boundary:
         self._entries.append(item)
         if isinstance(item, Position):
             self._positions[name] = item
+            if hasattr(item, "last_ids"):
+                self._loaders.append(cast(_Loader, item))
+
+    def unwatch(self, name: str, item: object) -> None:
+        """Forget an object that was noted last."""
+        self._entries = [entry for entry in self._entries if entry is not item]
+        self._loaders = [loader for loader in self._loaders if loader is not item]
+        self._positions.pop(name, None)
 
     def is_told(self, loader: object) -> bool:
         """Return whether the position of a loader belongs to some item: itself, a part of it, or a cursor."""
@@ -155,6 +164,9 @@ class Boundary:
             samples: What this rank consumed; None takes the loader's own count.
             batches: How many batches belong to the update; None for all that were handed out.
         """
+        for name, number in (("samples", samples), ("tokens", tokens), ("batches", batches)):
+            if number is not None and (type(number) is not int or number < 0):
+                raise RequestError("an update counts whole things", where=name, found=repr(number))
         if self.progress.epoch_end_due:
             self.end_epoch()
         window = self._window(batches)
@@ -166,7 +178,8 @@ class Boundary:
             samples = held - self._samples_held()
         counted = self._foreign_handed if batches is None else min(batches + self._dropped, self._foreign_handed)
         self._foreign_handed = self._foreign_ahead = self._foreign_handed - counted
-        was_skipped = bool(self._monitor.counts()) and not any(self._monitor.counts().values())
+        steps = self._monitor.counts()
+        was_skipped = bool(steps) and not any(steps.values())
         self.longest_window = max(self.longest_window, window)
         self.epoch_batches += window
         self.progress = replace(
@@ -217,7 +230,7 @@ class Boundary:
             return self._microbatches
         if batches is not None:
             return batches
-        handed = [position.uncommitted for position in self._loaders()]
+        handed = [position.uncommitted for position in self._loaders]
         return max([1, self._foreign_handed - self._dropped, *(count - self._dropped for count in handed)])
 
     def _commit(self, position: Position, batches: int | None, window: int) -> None:
@@ -234,13 +247,10 @@ class Boundary:
 
     def _is_epoch_finished(self) -> bool:
         is_foreign_finished = self._last_is_out and not self._foreign_ahead
-        return is_foreign_finished or any(_epochs_finished(one) > self.progress.epoch for one in self._loaders())
+        return is_foreign_finished or any(_epochs_finished(one) > self.progress.epoch for one in self._loaders)
 
     def _samples_held(self) -> int:
-        return sum(len(loader.last_ids()) for loader in self._loaders())
-
-    def _loaders(self) -> list[_Loader]:
-        return [cast(_Loader, entry) for entry in self._positions.values() if hasattr(entry, "last_ids")]
+        return sum(len(loader.last_ids()) for loader in self._loaders)
 
 
 class _Loader(Position, Protocol):

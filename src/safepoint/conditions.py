@@ -17,6 +17,7 @@ from safepoint import __version__
 from safepoint.boundary import Boundary
 from safepoint.contract import LEFT, Contract, Promise, Reason, check_contract, saved_reason
 from safepoint.data.cursor import Replay
+from safepoint.errors import RequestError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.manifest import Conditions, Manifest, ProgressRecord
 from safepoint.format.plain import encode_plain
@@ -100,6 +101,13 @@ class Circumstances:
     def add(self, item: Item) -> None:
         """Note an item as it is registered."""
         self._registration.add(item)
+
+    def forget(self, name: str) -> None:
+        """Forget an item that could not be given its state, everywhere."""
+        self._registration.configuration.pop(name, None)
+        self._registration.structure.pop(name, None)
+        self._boundary.unwatch(name, self._registry.objects[name])
+        self._registry.remove(name)
 
     def environment(self) -> dict[str, str]:
         """Return versions, devices and switches of now."""
@@ -231,6 +239,22 @@ def _left_to_schedule(settings: Any) -> Any:
         for group in settings["settings"]["groups"]
     ]
     return {**settings, "settings": {**settings["settings"], "groups": groups}}
+
+
+def as_numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return an update's metrics as plain floats.
+
+    Raises:
+        RequestError: One is no number, nor a tensor of one element.
+    """
+    numbers = {}
+    for name, value in (metrics or {}).items():
+        try:
+            numbers[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError) as exc:
+            found = f"{type(value).__name__}: {exc}"
+            raise RequestError("a metric is not a number", where=str(name), found=found) from exc
+    return numbers
 
 
 def _progress_of(record: ProgressRecord) -> Progress:

@@ -15,7 +15,7 @@ from typing import Any
 from safepoint.ambient import Ambient, SystemAmbient
 from safepoint.boundary import Boundary
 from safepoint.checkpoints import Checkpoint, list_checkpoints
-from safepoint.conditions import Circumstances
+from safepoint.conditions import Circumstances, as_numbers
 from safepoint.contract import Contract
 from safepoint.errors import InternalError, RequestError, SafepointError
 from safepoint.evidence import Evidence, watched_url
@@ -155,7 +155,7 @@ class CheckpointManager:
         try:
             restore_late(self._restore_context(), self._restored.saved, name)
         except SafepointError:
-            self._registry.remove(name)
+            self._circumstances.forget(name)
             raise
         self._late -= {name}
         # What making the object drew, the uninterrupted run drew at its start.
@@ -192,14 +192,14 @@ class CheckpointManager:
         """
         self._saver.raise_owed(waits=True, is_explicit=True)
         self._membership.leave()
-        wish = Wish(step, branch, required)
+        # Where the training has begun, nothing found is nothing to go back to.
+        wish = Wish(step, branch, required or self.progress.step > 0)
         choice = Choice(frozenset(skip), None if items is None else frozenset(items), frozenset(late))
         check_run_is_there(self._storage, wish)
         session = self._membership.join(wish)
         try:
-            restored = Restored()
-            if not self._membership.restarts:
-                restored = restore(self._restore_context(), session.lineage, wish, choice)
+            is_passed_over = self._membership.restarts
+            restored = Restored() if is_passed_over else restore(self._restore_context(), session.lineage, wish, choice)
             report = self._settle_on(session, restored, choice, is_branch=branch)
         except BaseException:
             session.close()
@@ -237,11 +237,11 @@ class CheckpointManager:
             SafepointError: A background save failed and its policy is to raise; a save made here failed.
         """
         session = self._require_session()
+        self._metrics = as_numbers(metrics)
         self._placement.disarm()
         ids = self._boundary.last_ids() if self._evidence.is_watched else {}
         self._boundary.close(samples=samples, tokens=tokens, batches=batches)
         self._circumstances.check_accumulation(self._contract)
-        self._metrics = {name: float(value) for name, value in (metrics or {}).items()}
         session.journal.update(self.progress.step)
         self._evidence.show_update(self.progress.step, self._metrics, ids)
         self._saver.raise_owed(waits=False)

@@ -247,3 +247,22 @@ def test_a_tie_that_came_or_went_is_a_difference(tmp_path: Path) -> None:
         manager.restore()
     assert {one.word for one in caught.value.differences} == {"model.tie"}
     manager.close()
+
+
+def test_one_refusal_lists_all_the_words_that_a_new_head_needs(url: Path) -> None:
+    """Permitting them is enough: what follows from them is not asked for in a second refusal."""
+    error = refusal(Start(url, two_layers(more=True), items=dict(EVERYTHING)))
+    permitted = {one.word for one in error.differences}
+    job = Start(url, two_layers(more=True), items=dict(EVERYTHING), contract=sp.Contract(permit=permitted))
+    report = job.manager.restore()
+    assert report.promise.level == "approximate"
+    assert {one.word for one in report.reasons} == permitted == {"model.added", "optimizer.added"}
+    job.manager.close()
+
+
+def test_an_item_that_is_left_out_is_not_compared(url: Path) -> None:
+    other = two_layers(5)
+    job = Start(url, other, items=dict(EVERYTHING))
+    report = job.manager.restore(skip=["model", "optimizer"])
+    assert sorted(one.word for one in report.reasons) == ["model.skipped", "optimizer.skipped"]
+    job.manager.close()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import safepoint as sp
+from safepoint.data import Cursor
 from tests.manager.jobs import Died, bits, build, die, picture, train
 
 
@@ -236,4 +237,55 @@ def test_an_optimizer_that_is_not_registered_counts_for_nothing(tmp_path: Path) 
     before = bits(dict(job.model.state_dict()))
     assert job.manager.save().committed
     assert bits(dict(job.model.state_dict())) == before
+    job.manager.close()
+
+
+@pytest.mark.parametrize(
+    "counts, name",
+    [
+        ({"samples": -1}, "samples"),
+        ({"tokens": 1.5}, "tokens"),
+        ({"batches": True}, "batches"),
+        ({"metrics": {"loss": "low"}}, "loss"),
+        ({"metrics": {"loss": torch.ones(2)}}, "loss"),
+    ],
+)
+def test_a_count_or_metric_that_is_none_is_refused_before_the_update_is_counted(
+    tmp_path: Path, counts: dict[str, object], name: str
+) -> None:
+    job = build(tmp_path)
+    job.manager.restore()
+    with pytest.raises(sp.RequestError, match=name):
+        job.manager.after_update(**counts)
+    assert job.manager.progress == sp.Progress()
+    job.manager.close()
+
+
+def test_going_back_where_there_is_nothing_to_go_back_to_is_no_fresh_start(tmp_path: Path) -> None:
+    job = build(tmp_path)
+    job.manager.restore()
+    train(job, 3)
+    with pytest.raises(sp.NotFoundError, match="no checkpoint matches"):
+        job.manager.restore()
+    assert job.manager.progress.step == 3
+    train(job, 4)
+    job.manager.save()
+    assert job.manager.restore().step == 4
+    job.manager.close()
+
+
+def test_an_object_that_could_not_be_registered_leaves_no_trace(tmp_path: Path) -> None:
+    job = build(tmp_path)
+    job.manager.save()
+    job.manager.close()
+    job = build(tmp_path, seed=1)
+    job.manager.restore()
+    cursor = Cursor()
+    with pytest.raises(sp.MismatchError):
+        job.manager.register("input", cursor)
+    cursor.advance(5)
+
+    assert job.manager.save().committed
+    assert set(sp.open_run(tmp_path).manifest().items) == {"model", "optimizer", "scheduler", "data", "rng"}
+    assert cursor.uncommitted == 5
     job.manager.close()

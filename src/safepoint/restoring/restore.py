@@ -14,13 +14,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from msgspec.structs import replace
+
 from safepoint.ambient import Ambient
 from safepoint.catalog import Generation, Lineage, list_generations
 from safepoint.contract import Contract, Promise, Reason, check_contract, judge, lowest
 from safepoint.errors import CorruptionError, InternalError, MismatchError, ObjectMissingError
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
-from safepoint.format.records import Refusal
+from safepoint.format.records import LineageLink, Refusal
 from safepoint.restoring.apply import apply, read_back
 from safepoint.restoring.match import Choice, Match, match
 from safepoint.restoring.outcome import RestoreReport
@@ -108,14 +110,14 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
             nothing_found(context.storage, lineage, wish, outcome.refused)
             return outcome
         try:
-            _restore_one(context, generation, choice, outcome)
+            saved = _restore_one(context, generation, choice, outcome)
         except (CorruptionError, ObjectMissingError) as exc:
             outcome.refused[generation.text] = _refusal(generation, exc)
             continue
         if wish.step is None:
             lost = lost_after(context.storage, lineage, generation.name.step)
             outcome.refused.update({refusal.generation: refusal for refusal in lost})
-        outcome.superseded = _superseded(context.storage, lineage, generation)
+        outcome.superseded = _superseded(context.storage, lineage, saved.manifest)
         return outcome
 
 
@@ -155,7 +157,7 @@ class Reappliable(Protocol):
         """Set the hyper-parameters to the saved ones."""
 
 
-def _restore_one(context: RestoreContext, generation: Generation, choice: Choice, outcome: Restored) -> None:
+def _restore_one(context: RestoreContext, generation: Generation, choice: Choice, outcome: Restored) -> SavedState:
     if generation.manifest is None:
         raise InternalError("a committed generation has no manifest", where=generation.text)
     clock = context.ambient.monotonic
@@ -193,6 +195,7 @@ def _restore_one(context: RestoreContext, generation: Generation, choice: Choice
     times.append(clock())
     phases = ("validate", "read", "apply", "check")
     outcome.durations_s.update({name: times[n + 1] - times[n] for n, name in enumerate(phases)})
+    return saved
 
 
 def _promise(context: RestoreContext, saved: SavedState, matched: Match) -> Promise:
@@ -200,14 +203,26 @@ def _promise(context: RestoreContext, saved: SavedState, matched: Match) -> Prom
     reasons = [*matched.reasons, *context.further(saved.manifest)]
     if context.conditions is None:
         return Promise("approximate", tuple(reasons))
-    judged = judge(saved.manifest.conditions, context.conditions)
+    names = {item.name for item in matched.items}
+    judged = judge(_of_items(saved.manifest.conditions, names), _of_items(context.conditions, names))
     told = {reason.word for reason in judged.reasons}
-    fresh = [reason for reason in reasons if reason.word not in told]
-    promise = judge(saved.manifest.conditions, context.conditions, further=fresh)
+    # Where an item's own differences are listed, that its structure is another one says nothing more.
+    listed = {reason.word.split(".")[0] for reason in matched.reasons if "." in reason.word}
+    general = {f"{name}.{what}" for name in listed for what in ("structure", "parameters")}
+    found = [reason for reason in judged.reasons if reason.word not in general]
+    found += [reason for reason in reasons if reason.word not in told]
+    promise = Promise(lowest(reason.level for reason in found), tuple(found))
     asked_for = {reason.word for reason in matched.reasons if reason.word.endswith(".skipped")}
     contract = Contract(context.contract.level, context.contract.permit | asked_for)  # type: ignore[operator]
     check_contract(contract, promise, where=saved.manifest.generation)
     return promise
+
+
+def _of_items(conditions: Conditions, names: set[str]) -> Conditions:
+    """Return the conditions without those of items that are left out or come later."""
+    parts = {part: getattr(conditions, part) for part in ("structure", "configuration", "datasets")}
+    kept = {part: {name: one for name, one in named.items() if name in names} for part, named in parts.items()}
+    return replace(conditions, **kept)
 
 
 def _probed(probe: Probe, manifest: Manifest, promise: Promise, *, permitted: frozenset[str]) -> Promise:
@@ -228,6 +243,9 @@ def _probed(probe: Probe, manifest: Manifest, promise: Promise, *, permitted: fr
 
 def _changed(context: RestoreContext, promise: Promise) -> frozenset[str]:
     """Return the items that a permitted difference makes other than they were saved."""
+    if any(reason.word == "device" and reason.subject == "device" for reason in promise.reasons):
+        # What an item says of itself names the kind of device it lies on.
+        return frozenset(context.items)
     words = {reason.word for reason in promise.reasons} & context.contract.words
     named = frozenset(word.split(".")[0] for word in words if "." in word or word == STREAMS_ITEM)
     return named | _with_scheduler(context, promise)
@@ -246,8 +264,13 @@ def _refusal(generation: Generation, error: CorruptionError | ObjectMissingError
     return Refusal(generation.text, file, str(error))
 
 
-def _superseded(storage: Storage, lineage: Lineage, chosen: Generation) -> tuple[str, ...]:
-    """Return the live generations that are newer than the chosen one: going on from it leaves them behind."""
+def _superseded(storage: Storage, lineage: Lineage, chosen: Manifest) -> tuple[str, ...]:
+    """Return the live generations that going on from the chosen one leaves behind, newest first.
+
+    Spec: C10.5
+    """
+    start = LineageLink(lineage.newest + 1, chosen.generation, chosen.step)
+    following = Lineage(lineage.run, chain=(*chosen.lineage, start))
     return tuple(
-        str(name) for name in list_generations(storage) if lineage.is_live(name) and name.step > chosen.name.step
+        str(name) for name in list_generations(storage) if lineage.is_live(name) and not following.is_live(name)
     )
