@@ -69,7 +69,7 @@ class Run:
         context = RestoreContext(
             storage=self._storage,
             ambient=self._ambient,
-            items=registry.items,
+            items={name: registry.items[name] for name in into},
             contract=Contract("approximate", frozenset(permit)),
             conditions=None,
             undisturbed=undisturbed_streams,

@@ -14,7 +14,14 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from safepoint.ambient import Ambient
-from safepoint.errors import FencedError, InternalError, OutcomeUnknownError, SafepointError, TornSnapshotError
+from safepoint.errors import (
+    FencedError,
+    InternalError,
+    OutcomeUnknownError,
+    SafepointError,
+    StorageError,
+    TornSnapshotError,
+)
 from safepoint.evidence import Evidence
 from safepoint.group.base import Group
 from safepoint.joining.session import Session
@@ -113,7 +120,10 @@ class Saver:
             staged = begin(context, taken)
         except BaseException as exc:
             handle.run(functools.partial(_raise, exc))
-            raise
+            if not isinstance(exc, StorageError):
+                raise
+            self._own_up(handle, is_explicit=handle.is_explicit)
+            return
         handle.mark_staged()
         if self._is_background:
             self._thread.launch(handle, lambda: self._finish(context, session, staged))

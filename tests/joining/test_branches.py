@@ -75,6 +75,15 @@ def test_going_back_holds_before_anything_is_saved(runs: Runs) -> None:
     assert runs.steps(GenerationState.SUPERSEDED) == [30, 40]
 
 
+def test_returning_to_a_superseded_branch_supersedes_the_one_that_replaced_it(runs: Runs) -> None:
+    """Spec: C10.5"""
+    job = runs.start()
+    go_back(job, 20)
+    job.live(25)
+    assert go_back(job, 40) == [25]
+    assert runs.steps(GenerationState.COMMITTED) == [10, 20, 30, 40]
+
+
 def test_a_branch_of_a_branch_leaves_one_lineage(runs: Runs) -> None:
     """Spec: C9.3"""
     job = runs.start(Wish(step=30, branch=True))

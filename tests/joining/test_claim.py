@@ -186,6 +186,21 @@ def test_a_takeover_fences_the_old_process_and_its_next_save_publishes_nothing()
     assert newest_step(storage) == 15
 
 
+@pytest.mark.parametrize(("verb", "ending"), [("create", ".safetensors"), ("size", ".json")])
+def test_a_takeover_in_the_middle_of_a_save_lets_it_publish_nothing(verb: str, ending: str) -> None:
+    """Spec: C5.2"""
+    storage, world = MemoryStorage(), FakeWorld()
+    new = Job(storage, world, pid=2, takeover=True)
+    old = Job(storage, world, pid=1)
+    old.start()
+    old.live(10)
+    old.saver._storage = HookedStorage(storage, verb, ending, lambda: void(new.start()))
+    with pytest.raises(FencedError):
+        old.live(20)
+    found = examine_all(storage, read_lineage(storage))
+    assert [(entry.name.step, entry.manifest is None) for entry in found] == [(20, True), (10, False)]
+
+
 def test_a_publish_that_comes_late_is_reported_as_fenced_and_never_chosen() -> None:
     """The old process stands still between its check and its publish while a new one takes over and saves.
 

@@ -163,6 +163,18 @@ def test_every_start_down_to_the_last_complete_one_is_asked_for() -> None:
     assert Job(storage, world, pid=4).start().step == 10
 
 
+def test_a_claim_that_died_does_not_hide_the_holder_before_it() -> None:
+    """Spec: C1.2"""
+    storage, world, _ = held()
+    session = Job(storage, world, pid=2, takeover=True).membership.join(Wish())
+    session.close()
+    world.states[2] = "gone"
+    with pytest.raises(FencedError, match="incarnation 1"):
+        Job(storage, world, pid=3).start()
+    world.states[1] = "gone"
+    assert Job(storage, world, pid=4).start().step == 10
+
+
 def test_clocks_that_are_wrong_change_nothing() -> None:
     """Spec: C9.4, C10.1"""
     storage, world, job = held()

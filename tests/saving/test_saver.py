@@ -55,6 +55,19 @@ def test_two_scheduled_failures_warn_and_the_third_in_a_row_raises() -> None:
     assert newest_step(storage) == 10
 
 
+@pytest.mark.parametrize("is_background", [False, True])
+def test_a_storage_that_fails_before_the_copy_is_tolerated_like_one_that_fails_after_it(is_background: bool) -> None:
+    storage, job = started(is_background=is_background)
+    unlistable = Fault(Effect.FAIL, verb="list", path="generations", errno=errno.EIO, lasts=True)
+    break_it(job, unlistable)
+    for step in (20, 30):
+        with pytest.warns(RuntimeWarning, match="a save failed, training goes on"):
+            scheduled(job, step)
+    with pytest.raises(StorageError):
+        scheduled(job, 40)
+    assert newest_step(storage) == 10
+
+
 def test_a_save_that_succeeds_forgives_the_failures_before_it() -> None:
     storage, job = started()
     for step in (20, 40):
