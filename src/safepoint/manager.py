@@ -306,7 +306,7 @@ class CheckpointManager:
         """
         try:
             if self._membership.is_joined and not self._boundary.open_because():
-                self._save_if_due()
+                self._save_if_due(is_explicit=True)
             self._saver.raise_owed(waits=True, is_explicit=True)
             self._evidence.tell("closed")
         finally:
@@ -379,8 +379,8 @@ class CheckpointManager:
             raise InternalError(self._unusable, remedy="Restore a good checkpoint, or end the process.")
         return self._membership.require()
 
-    def _save_if_due(self) -> None:
-        handle = self._saver.take_due(self.progress.step)
+    def _save_if_due(self, *, is_explicit: bool = False) -> None:
+        handle = self._saver.take_due(self.progress.step, is_explicit=is_explicit)
         if handle is not None:
             self._save_now(handle)
 

@@ -86,12 +86,16 @@ class Saver:
         self._deferred = self._deferred or SaveHandle(deferred=why, is_explicit=True)
         return self._deferred
 
-    def take_due(self, step: int) -> SaveHandle | None:
-        """Return the handle of the save that is to be made at this boundary; None when none is due."""
+    def take_due(self, step: int, *, is_explicit: bool = False) -> SaveHandle | None:
+        """Return the handle of the save that is to be made at this boundary; None when none is due.
+
+        Args:
+            is_explicit: Whether the failure of a save that is due always raises.
+        """
         handle, self._deferred = self._deferred, None
         seconds = self._ambient.monotonic() - self._last_time
         is_due = self._schedule.is_due(step=step, last_step=self._last_step, seconds=seconds)
-        return handle or (SaveHandle() if is_due else None)
+        return handle or (SaveHandle(is_explicit=is_explicit) if is_due else None)
 
     def save(self, session: Session, snapshot: Callable[[], Snapshot], handle: SaveHandle) -> None:
         """Save what `snapshot` captures; return when it is done or, in the background, when live memory may change.

@@ -12,6 +12,7 @@ from safepoint.faults.script import Effect, Fault, FaultScript
 from safepoint.faults.storage import FaultyStorage
 from safepoint.saver import TOLERATED_FAILURES
 from safepoint.saving.background import SaveHandle
+from safepoint.schedule import every
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.ambient import FakeWorld
 from tests.crash.job import Job, newest_step
@@ -118,6 +119,17 @@ def test_a_capture_that_fails_ends_its_handle() -> None:
         job.saver.save(job.membership.require(), torn, handle)  # type: ignore[arg-type]
     with pytest.raises(TornSnapshotError):
         handle.wait(deadline_s=5)
+
+
+def test_a_save_that_falls_due_at_the_close_raises_its_failure() -> None:
+    _, job = started()
+    break_it(job)
+    job.train_to(20)
+    job.saver._schedule = every(updates=5)
+    handle = job.saver.take_due(20, is_explicit=True)
+    assert handle is not None
+    with pytest.raises(StorageError):
+        job.saver.save(job.membership.require(), job._snapshot, handle)
 
 
 def test_a_background_failure_is_told_at_the_next_boundary() -> None:
