@@ -250,7 +250,8 @@ def as_numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     numbers = {}
     for name, value in (metrics or {}).items():
         try:
-            numbers[str(name)] = float(value)
+            # A tensor that still has its graph warns when it becomes a number.
+            numbers[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError) as exc:
             found = f"{type(value).__name__}: {exc}"
             raise RequestError("a metric is not a number", where=str(name), found=found) from exc

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -130,6 +131,15 @@ def train(job: Job, until: int, *, accumulation: int = 1) -> list[tuple[Any, ...
 def die(job: Job) -> None:
     """End a start as an exception in the training ends it."""
     job.manager.__exit__(Died, Died(), None)
+
+
+def refused(job: Job) -> sp.ContractError:
+    """Return the refusal of a restore, which must leave every bit as it was."""
+    before = picture(job)
+    with pytest.raises(sp.ContractError) as caught:
+        job.manager.restore()
+    assert picture(job) == before
+    return caught.value
 
 
 def picture(job: Job) -> dict[str, Any]:

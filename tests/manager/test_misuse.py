@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -219,8 +220,10 @@ def test_an_iterator_made_before_a_restore_ends_with_an_error(tmp_path: Path) ->
 
 def test_metrics_are_stored_with_the_checkpoint_of_their_update(tmp_path: Path) -> None:
     job = build(tmp_path, save=sp.every(updates=1))
-    for step in (1, 2):
-        job.manager.after_update(metrics={"loss": torch.tensor(0.5 / step, requires_grad=True), "n": step})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in (1, 2):
+            job.manager.after_update(metrics={"loss": torch.tensor(0.5 / step, requires_grad=True), "n": step})
     assert [(one.step, one.metrics) for one in job.manager.checkpoints()] == [
         (2, {"loss": 0.25, "n": 2.0}),
         (1, {"loss": 0.5, "n": 1.0}),
