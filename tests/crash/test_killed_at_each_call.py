@@ -9,29 +9,16 @@ import os
 import random
 import re
 import shutil
-import signal
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.crash.processes import LONGEST_WAIT_S, Process, check_resumes, own_job
+from tests.crash.processes import SCRIPTS, check_resumes, own_job
+from tests.crash.tracing import KILLED, Call, calls_of_the_main_thread, traced
 
-CALLS = (
-    "openat,mkdir,mkdirat,write,pwrite64,fsync,fdatasync,ftruncate,close,link,linkat,rename,renameat,renameat2,"
-    "unlink,unlinkat,rmdir"
-)
 BEFORE = (1, 2, 3)
 SAVED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of the main thread: its name, which one of that name it is, counted from 1, and its text."""
-
-    name: str
-    number: int
-    text: str
 
 
 @pytest.fixture(scope="module")
@@ -57,45 +44,25 @@ def calls(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Call
 
 def trace(root: Path, log: Path, *options: str) -> tuple[int, str]:
     """Run one start with one save under strace, and return its exit code and the log."""
-    if shutil.which("strace") is None:
-        pytest.skip("needs strace")
-    strace = ["strace", "-f", "-y", "-s", "0", "-o", str(log), "-e", f"trace={CALLS}", *options]
-    process = Process("job_process.py", root, "--saves", 1, before=strace)
-    _, errors = process.popen.communicate(timeout=LONGEST_WAIT_S)
-    if "PTRACE" in errors:
-        pytest.skip(f"strace may not trace here: {errors.strip()[:200]}")
-    return process.popen.returncode, log.read_text()
+    return traced([sys.executable, str(SCRIPTS / "job_process.py"), str(root), "--saves", "1"], log, *options)
 
 
 def calls_of_the_save(log: str) -> list[Call]:
     """Return the main thread's calls between the marks that the script leaves."""
-    lines = log.splitlines()
-    main = lines[0].split()[0]
-    counts: dict[str, int] = {}
-    found: list[Call] = []
-    is_inside = False
-    for line in lines:
-        match = re.match(rf"{main} +(\w+)\((.*)", line)
-        if match is None:
-            continue
-        name, text = match.groups()
-        counts[name] = counts.get(name, 0) + 1
-        if "/save-ends" in text:
-            return found
-        if is_inside:
-            found.append(Call(name, counts[name], text))
-        is_inside = is_inside or "/save-begins" in text
-    raise AssertionError("the log holds no whole save")
+    found = calls_of_the_main_thread(log)
+    begin, end = (
+        next(place for place, call in enumerate(found) if f"/{mark}" in call.text)
+        for mark in ("save-begins", "save-ends")
+    )
+    return found[begin + 1 : end]
 
 
 def kill_at(prepared: Path, folder: Path, call: Call, *, is_done: bool) -> None:
     """Kill at a call, which is done or is not, and let the next start go on."""
     root = folder / f"{call.name}-{call.number}-{is_done}" / "run"
     shutil.copytree(prepared, root)
-    refusal = "" if is_done else "error=EIO:"
-    inject = f"inject={call.name}:{refusal}signal=SIGKILL:when={call.number}"
-    code, log = trace(root, root.parent / "log", "-e", inject)
-    assert code in (-signal.SIGKILL, 128 + signal.SIGKILL), (call, log[-2000:])
+    code, log = trace(root, root.parent / "log", "-e", call.kill(is_done=is_done))
+    assert code in KILLED, (call, log[-2000:])
     check_resumes(root, at_least=BEFORE[-1], at_most=SAVED)
     shutil.rmtree(root.parent)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,6 +153,17 @@ def test_a_start_whose_storage_fails_is_a_typed_error_and_changes_no_lineage(sto
             pass
         job.die()
     check_goes_on(storage, world, pid=30, step=20)
+
+
+def test_a_start_whose_journal_cannot_be_written_trains_without_one(storage: Storage) -> None:
+    """Spec: F8.1"""
+    world = lived(storage)
+    fault = Fault(Effect.FAIL, verb="append", path="journal/*", errno=errno.ENOSPC)
+    job = Job(FaultyStorage(storage, FaultScript((fault,))), world, pid=2)
+    assert job.start().step == 20
+    job.live(30)
+    job.die()
+    check_goes_on(storage, world, pid=3, step=30)
 
 
 def test_a_lost_answer_to_a_record_is_settled_by_reading(storage: Storage) -> None:

@@ -1,0 +1,68 @@
+"""Watch the system calls of a process from outside, and kill it at one of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.crash.processes import LONGEST_WAIT_S, SOURCE
+
+CALLS = (
+    "openat,mkdir,mkdirat,write,pwrite64,fsync,fdatasync,ftruncate,close,link,linkat,rename,renameat,renameat2,"
+    "unlink,unlinkat,rmdir"
+)
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the main thread: its name, which one of that name it is, counted from 1, and its text."""
+
+    name: str
+    number: int
+    text: str
+
+    def kill(self, *, is_done: bool) -> str:
+        """Return the option that kills the process at this call, which is done or is not."""
+        refusal = "" if is_done else "error=EIO:"
+        return f"inject={self.name}:{refusal}signal=SIGKILL:when={self.number}"
+
+
+def traced(command: Sequence[str], log: Path, *options: str) -> tuple[int, str]:
+    """Run a command under strace, and return its exit code and the log."""
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    answer = subprocess.run(
+        ["strace", "-f", "-y", "-s", "0", "-o", str(log), "-e", f"trace={CALLS}", *options, *command],
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_WAIT_S,
+    )
+    if "PTRACE" in answer.stderr:
+        pytest.skip(f"strace may not trace here: {answer.stderr.strip()[:200]}")
+    return answer.returncode, log.read_text()
+
+
+def calls_of_the_main_thread(log: str) -> list[Call]:
+    """Return the calls of the thread that the log begins with."""
+    lines = log.splitlines()
+    main = lines[0].split()[0]
+    counts: dict[str, int] = {}
+    found: list[Call] = []
+    for line in lines:
+        match = re.match(rf"{main} +(\w+)\((.*)", line)
+        if match is None:
+            continue
+        name, text = match.groups()
+        counts[name] = counts.get(name, 0) + 1
+        found.append(Call(name, counts[name], text))
+    return found
