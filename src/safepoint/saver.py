@@ -107,7 +107,12 @@ class Saver:
         Raises:
             SafepointError: This save or the one before failed, and the policy is to raise.
         """
-        self.raise_owed(waits=True, is_explicit=handle.is_explicit)
+        try:
+            self.raise_owed(waits=True, is_explicit=handle.is_explicit)
+        except BaseException as exc:
+            # This save is not made, and somebody may wait for it.
+            handle.run(functools.partial(_raise, exc))
+            raise
         context = SaveContext(
             storage=self._storage,
             group=self._group,

@@ -170,6 +170,20 @@ def test_a_background_failure_of_an_explicit_save_is_raised() -> None:
     job.saver.close()
 
 
+def test_a_save_that_is_not_made_for_the_failure_before_it_ends_its_handle() -> None:
+    _, job = started(is_background=True)
+    settle(job)
+    break_it(job)
+    scheduled(job, 20)
+    job.train_to(30)
+    handle = SaveHandle(is_explicit=True)
+    with pytest.raises(StorageError):
+        job.saver.save(job.membership.require(), job._snapshot, handle)
+    with pytest.raises(StorageError):
+        handle.wait(deadline_s=5)
+    job.saver.close()
+
+
 def test_waiting_raises_whatever_the_save_was() -> None:
     _, job = started(is_background=True)
     settle(job)
