@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import safepoint as sp
-from tests.manager.jobs import Job, build, die, microbatch, picture, step, train
+from safepoint.data import ResumableLoader
+from tests.manager.jobs import Job, Points, build, die, microbatch, picture, step, train
 
 # Two epochs of 22 samples in batches of 4, the last one short.
 UPDATES = 12
@@ -215,4 +216,23 @@ def test_a_second_restore_in_a_row_changes_nothing(tmp_path: Path) -> None:
 
     assert once == at_four
     assert picture(job) == at_four
+    job.manager.close()
+
+
+def test_a_loader_that_comes_late_goes_on_where_the_run_was_cut(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole")
+    expected = train(whole, UPDATES)
+    job = build(tmp_path / "run", save=sp.every(updates=4))
+    train(job, 4)
+    die(job)
+
+    job = build(tmp_path / "elsewhere", seed=7)
+    items = {"model": job.model, "optimizer": job.optimizer, "scheduler": job.scheduler}
+    job.manager = sp.CheckpointManager(tmp_path / "run", items)
+    assert job.manager.restore(late=["data"]).promise.level == "exact"
+    with pytest.raises(sp.ContractError, match="saved 22, now 23"):
+        job.manager.register("data", ResumableLoader(Points(23), 4, seed=5))
+    job.manager.register("data", job.loader)
+
+    assert train(job, UPDATES) == expected[4:]
     job.manager.close()

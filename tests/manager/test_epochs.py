@@ -254,3 +254,23 @@ def test_passes_without_end_epoch_follow_one_another(tmp_path: Path) -> None:
             job.manager.after_update()
     assert job.manager.progress == sp.Progress(step=18, microbatches=18, samples=66, epoch=2, epoch_end_due=True)
     job.manager.close()
+
+
+def test_a_validation_that_swaps_other_weights_in_leaves_the_raw_ones_in_every_checkpoint(tmp_path: Path) -> None:
+    """A save that falls due at an epoch's last update is made after what follows it. Field report B25."""
+    job = build(tmp_path, save=sp.every(updates=PER_EPOCH))
+    raw: dict[str, torch.Tensor] = {}
+    for _ in job.manager.epochs(1):
+        for batch in job.manager.batches(job.loader):
+            step(job, batch)
+            job.manager.after_update()
+        raw = {name: value.clone() for name, value in job.model.state_dict().items()}
+        job.model.load_state_dict({name: value * 2 for name, value in raw.items()})
+        validate(job)
+        job.model.load_state_dict(raw)
+    job.manager.close()
+
+    again = build(tmp_path, seed=3)
+    again.manager.restore()
+    assert all(torch.equal(value, raw[name]) for name, value in again.model.state_dict().items())
+    again.manager.close()

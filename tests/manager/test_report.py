@@ -316,3 +316,48 @@ def test_the_step_counts_of_optimizer_schedule_and_run_are_recorded_together(tmp
     counts = manifest.conditions.counts
     assert (counts["optimizer"], counts["scheduler"], manifest.progress.step, manifest.step) == (7, 7, 7, 7)
     assert manifest.progress.samples == 22 + 4 and manifest.progress.epoch == 1
+
+
+def test_a_run_goes_on_from_the_highest_step_wherever_its_folder_was_moved_to(tmp_path: Path) -> None:
+    """Steps are numbers: 100 comes after 20 and 9. Field reports B42, B117."""
+    job = build(tmp_path / "old", save=sp.every(updates=1), keep=sp.keep(last=3, best=("loss", "min")))
+    for step in range(1, 101):
+        job.manager.after_update(metrics={"loss": abs(step - 9) + 1.0})
+    die(job)
+    (tmp_path / "old").rename(tmp_path / "new")
+
+    job = build(tmp_path / "new", seed=1, keep=sp.keep(last=3, best=("loss", "min")))
+    assert job.manager.restore().step == 100
+    job.manager.after_update(metrics={"loss": 50.0})
+    job.manager.save()
+    job.manager.close()
+    assert {one.step for one in job.manager.checkpoints()} >= {101, 100, 9}
+    assert not (tmp_path / "old").exists()
+
+
+def test_a_tracker_is_continued_by_its_stored_id_without_a_second_line_for_a_step(tmp_path: Path) -> None:
+    """The id is the user's own state; the report says from which step the lines come again.
+
+    Field reports B157, B158, B159.
+    """
+    lines: dict[tuple[str, int], str] = {}
+
+    def track(job: Any, tracker: dict[str, str], until: int) -> None:
+        while job.manager.progress.step < until:
+            (done,) = train(job, job.manager.progress.step + 1)
+            lines[tracker["id"], job.manager.progress.step] = done[1]
+
+    tracker = {"id": "one"}
+    job = build(tmp_path, save=sp.every(updates=4), items={"tracker": tracker})
+    track(job, tracker, 6)
+    before = dict(lines)
+    die(job)
+
+    tracker = {"id": "two"}
+    job = build(tmp_path, seed=4, items={"tracker": tracker})
+    report = job.manager.restore()
+    assert (tracker["id"], report.step, report.replayed) == ("one", 4, 2)
+    track(job, tracker, 8)
+    assert {key: lines[key] for key in before} == before
+    assert sorted(lines) == [("one", step) for step in range(1, 9)]
+    job.manager.close()

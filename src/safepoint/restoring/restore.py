@@ -219,10 +219,11 @@ def _promise(context: RestoreContext, saved: SavedState, matched: Match) -> Prom
 
 
 def _of_items(conditions: Conditions, names: set[str]) -> Conditions:
-    """Return the conditions without those of items that are left out or come later."""
+    """Return the conditions without those of items that are left out or come later; a loader tells the batch."""
     parts = {part: getattr(conditions, part) for part in ("structure", "configuration", "datasets")}
     kept = {part: {name: one for name, one in named.items() if name in names} for part, named in parts.items()}
-    return replace(conditions, **kept)
+    batch = conditions.global_batch if conditions.datasets.keys() <= names else None
+    return replace(conditions, global_batch=batch, **kept)
 
 
 def _probed(probe: Probe, manifest: Manifest, promise: Promise, *, permitted: frozenset[str]) -> Promise:
