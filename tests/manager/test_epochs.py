@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import safepoint as sp
-from tests.manager.jobs import Died, Job, Points, build, die, picture, seed_all, step
+from tests.manager.jobs import Died, Job, Points, build, die, picture, seed_all, step, streams
 
 EPOCHS = 2
 PER_EPOCH = 6
@@ -274,3 +274,20 @@ def test_a_validation_that_swaps_other_weights_in_leaves_the_raw_ones_in_every_c
     again.manager.restore()
     assert all(torch.equal(value, raw[name]) for name, value in again.model.state_dict().items())
     again.manager.close()
+
+
+def test_once_the_training_goes_on_no_stream_is_put_back(tmp_path: Path) -> None:
+    """A loop that uses no loader of the manager is followed by one that does."""
+    job = build(tmp_path)
+    job.manager.after_update()
+    job.manager.save()
+    job.manager.close()
+
+    job = build(tmp_path, seed=2)
+    job.manager.restore()
+    torch.rand(3)
+    job.manager.after_update()
+    before = streams()
+    next(job.manager.epochs(2))
+    assert streams() == before
+    job.manager.close()

@@ -374,3 +374,13 @@ def test_input_from_a_generator_with_a_cursor_is_told_by_the_cursor(tmp_path: Pa
         assert again.manager.restore().promise.level == "exact"
         run(again, position, 9)
     assert job.trace + again.trace == whole.trace
+
+
+def test_passes_over_a_plain_loader_without_end_epoch_count_its_epochs(tmp_path: Path) -> None:
+    job = Script(tmp_path, shuffling(), seed=0, is_item=False)
+    while job.manager.progress.step < 13:
+        for batch in job.manager.batches(job.loader):
+            job.update(batch)
+            job.manager.after_update(samples=len(batch[1]))
+    assert job.manager.progress == sp.Progress(step=18, microbatches=18, samples=66, epoch=2, epoch_end_due=True)
+    job.manager.close()
