@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from safepoint.errors import RequestError
 from safepoint.state.item import Permits
 from safepoint.state.modules import ModuleItem
-from safepoint.state.names import name_parameters, qualified_parameters, walk_slots
+from safepoint.state.names import qualified_parameters, walk_slots
 from tests.state.roundtrip import Stored, same_bits
 
 
@@ -121,8 +121,8 @@ def test_a_prefix_that_hides_a_collision_is_refused() -> None:
 
 def test_parameters_are_named_once_by_their_first_item_and_name() -> None:
     model = Tied(tied=True)
-    table = name_parameters({"model": model, "again": nn.ModuleList([model])})
-    assert table == {id(model.embedding.weight): ("model", "embedding.weight")}
+    table = qualified_parameters({"model": model, "again": nn.ModuleList([model])})
+    assert {name: id(one) for name, one in table.items()} == {"model/embedding.weight": id(model.embedding.weight)}
     assert list(qualified_parameters({"m": model})) == ["m/embedding.weight"]
 
 
@@ -223,12 +223,61 @@ def test_state_hidden_in_an_overridden_saver_is_refused() -> None:
     assert caught.value.where == "model.0"
 
 
-def test_state_dict_hooks_never_run_and_are_named() -> None:
+class _Overriding(nn.Linear):
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        whole = super().state_dict(*args, **options)
+        return {**whole, "seen": 41}
+
+
+def _hooked(change: Callable[[dict[str, Any], str], object]) -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2))
+    module[0].register_state_dict_post_hook(lambda _, whole, prefix, metadata: change(whole, prefix))
+    return module
+
+
+@pytest.mark.parametrize("at", ["structure", "capture"])
+def test_state_that_a_module_adds_to_its_state_dict_is_refused_by_module_and_key(at: str) -> None:
+    overriding = nn.Sequential(_Overriding(1, 1))
+    hooked = _hooked(lambda whole, prefix: whole.__setitem__(prefix + "seen", torch.tensor(41)))
+    for module in (overriding, hooked):
+        with pytest.raises(RequestError, match="seen") as caught:
+            getattr(ModuleItem("model", module), at)()
+        assert caught.value.where in ("model", "model.0")
+
+
+def test_a_state_dict_that_is_changed_without_adding_state_is_taken() -> None:
+    """Renamed, left out and converted entries are all stored from the live module."""
+
+    def rename(whole: dict[str, Any], prefix: str) -> None:
+        whole[prefix + "kernel"] = whole.pop(prefix + "weight")
+
+    def convert(whole: dict[str, Any], prefix: str) -> None:
+        whole.update({key: value.half() for key, value in whole.items()})
+
+    for change in (rename, convert, lambda whole, prefix: whole.clear()):
+        source, target = _hooked(change), _hooked(change)
+        Stored(item(source)).restore(item(target))
+        assert torch.equal(target[0].weight, source[0].weight) and torch.equal(target[0].bias, source[0].bias)
+
+
+def test_extra_state_of_a_module_with_its_own_state_dict_is_known() -> None:
+    module = nn.Sequential(Scaled(2.5))
+    module.register_state_dict_post_hook(lambda *_: None)
+    ModuleItem("model", module).capture()
+
+
+def test_asking_a_module_for_its_state_dict_draws_nothing() -> None:
+    module = _hooked(lambda whole, prefix: whole.__setitem__(prefix + "bias", torch.rand(1)))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    ModuleItem("model", module).structure()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_state_dict_hooks_that_can_add_nothing_do_not_run() -> None:
     module = net(0)
-    module[0].register_state_dict_post_hook(lambda *_: pytest.fail("a hook ran"))
     module[2].register_state_dict_pre_hook(lambda *_: pytest.fail("a hook ran"))
     Stored(item(module)).restore(item(module))
-    assert ModuleItem("model", module).modules_with_own_state_dict() == ["0"]
 
 
 def test_every_difference_of_names_shapes_and_dtypes_is_listed() -> None:

@@ -1,10 +1,8 @@
 """Modules as items: parameters, buffers, ties, extra state, grad and training flags.
 
-1. Tensors are walked slot by slot (`names.walk_slots`). `state_dict()` and `load_state_dict()` of the module are never
-   called, so their hooks never run and nothing is gathered, renamed or filtered. What a hook or an overridden
-   `state_dict` adds beyond parameters, buffers and `get_extra_state` is therefore not stored;
-   `ModuleItem.modules_with_own_state_dict` names such modules. A module that overrides `_save_to_state_dict` to store
-   more than that is refused.
+1. Tensors are walked slot by slot (`names.walk_slots`), never gathered, renamed or filtered by `state_dict()` and its
+   hooks. A module whose `state_dict` adds something to parameters, buffers and extra state is refused, when it is
+   registered and at each save (`own_state`).
 2. Restoring fills the live tensors: parameters keep their identity and their memory.
 3. Non-persistent buffers are stored and restored like the others.
 4. Tensors are tied if they are the same object or the same view of the same memory, never if they have no bytes. They
@@ -21,10 +19,11 @@ from typing import Any
 
 import torch
 
-from safepoint.errors import CorruptionError, Difference, RequestError
+from safepoint.errors import CorruptionError, Difference
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
 from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
 from safepoint.state.names import Slot, walk_modules, walk_slots, wrapped_key
+from safepoint.state.own_state import refuse_own_state
 from safepoint.state.parts import Signature, describe, new_tensors, put_back, signature, targets_in
 from safepoint.state.tensors import NewTensorTarget, TensorSource, check_storable, spec_of, write_into
 from safepoint.state.tree import flatten, segment, unflatten
@@ -63,7 +62,7 @@ class ModuleItem:
 
     def capture(self) -> CapturedItem:
         """Return all tensors by name, the extra state of submodules, and the flags."""
-        self._refuse_private_entries()
+        refuse_own_state(self._name, self._module)
         entries: dict[str, object] = {}
         tensors: list[tuple[str, torch.Tensor]] = []
         for group in _tied(walk_slots(self._module)):
@@ -91,6 +90,7 @@ class ModuleItem:
         settings that it shows when it is printed, such as the rate of a dropout.
         """
         self._refuse_lazy()
+        refuse_own_state(self._name, self._module)
         modules: list[dict[str, object]] = [
             {"module": path, "class": type(module).__qualname__, "settings": _ADDRESS.sub("", module.extra_repr())}
             for path, module in walk_modules(self._module)
@@ -109,16 +109,6 @@ class ModuleItem:
             if slot.tensor is not None
         ]
         return slots + modules
-
-    def modules_with_own_state_dict(self) -> list[str]:
-        """Return the submodules whose `state_dict` is overridden or hooked, and may promise more than is stored."""
-        return sorted(
-            {
-                path or "(the root)"
-                for path, module in walk_modules(self._module)
-                if type(module).state_dict is not torch.nn.Module.state_dict or module._state_dict_hooks
-            }
-        )
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return every difference of names, shapes, dtypes, layouts, ties, persistence, extra state and training."""
@@ -290,21 +280,6 @@ class ModuleItem:
         for slot in walk_slots(self._module):
             if slot.tensor is not None and torch.nn.parameter.is_lazy(slot.tensor):
                 check_storable(slot.tensor, f"{self._name}.{slot.name}")
-
-    def _refuse_private_entries(self) -> None:
-        for path, module in walk_modules(self._module):
-            if type(module)._save_to_state_dict is torch.nn.Module._save_to_state_dict:
-                continue
-            entries: dict[str, Any] = {}
-            module._save_to_state_dict(entries, "", True)
-            private = sorted(set(entries) - set(module._parameters) - set(module._buffers) - {"_extra_state"})
-            if private:
-                raise RequestError(
-                    "a module stores state of its own that is neither parameter, buffer nor extra state",
-                    where=f"{self._name}.{path}" if path else self._name,
-                    found=", ".join(private),
-                    remedy="Return it from get_extra_state() and take it in set_extra_state().",
-                )
 
 
 def _tied(slots: Sequence[Slot]) -> list[list[Slot]]:

@@ -82,17 +82,11 @@ def walk_slots(root: torch.nn.Module) -> list[Slot]:
     return list(slots.values())
 
 
-def name_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[int, tuple[str, str]]:
-    """Return (item, name) of each parameter of the registered modules, by the parameter's `id`.
+def qualified_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """Return each parameter of the registered modules once, under ``item/name``.
 
     A parameter of two items belongs to the one registered first.
     """
-    split = {id(tensor): name.split("/", 1) for name, tensor in qualified_parameters(modules).items()}
-    return {key: (item, name) for key, (item, name) in split.items()}
-
-
-def qualified_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.Tensor]:
-    """Return each parameter of the registered modules once, under ``item/name``."""
     parameters: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for item, module in modules.items():
