@@ -6,6 +6,8 @@ import pytest
 
 from safepoint.catalog import GenerationState, examine_all, read_lineage
 from safepoint.errors import FencedError, StorageError
+from safepoint.faults.script import Effect, Fault, FaultScript
+from safepoint.faults.storage import FaultyStorage
 from safepoint.format.encoding import seal
 from safepoint.format.names import incarnation_path
 from safepoint.format.records import Holder, IncarnationRecord, LineageLink, RefusedRecord, ResumedRecord
@@ -299,6 +301,75 @@ def test_a_claim_meets_its_own_record_and_counts_it_as_success() -> None:
     job.live(10)
     assert names(storage) == ["000001.alive", "000001.json", "000001.resumed.json"]
     assert newest_step(storage) == 10
+
+
+@pytest.mark.parametrize("lost", ["json", "resumed.json", "alive"])
+def test_a_newer_start_of_which_a_file_is_lost_fences_all_the_same(lost: str) -> None:
+    """Spec: C5.2, F6.4"""
+    storage, world = MemoryStorage(), FakeWorld()
+    old = Job(storage, world, pid=1)
+    old.start()
+    old.live(10)
+    new = Job(storage, world, pid=2, takeover=True)
+    new.start()
+    new.live(15)
+    storage.delete(f"incarnations/000002.{lost}")
+    with pytest.raises(FencedError, match="incarnation 2"):
+        old.live(20)
+    assert newest_step(storage) == 15
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(Effect.FAIL, verb="sync_folder", path="incarnations"),
+        Fault(Effect.FAIL, verb="list", path="incarnations", occurrence=2),
+        Fault(Effect.FAIL, verb="publish", path="*resumed.json"),
+    ],
+    ids=["sync", "second look", "record"],
+)
+def test_a_start_that_fails_after_its_claim_closes_it(fault: Fault) -> None:
+    """So the next try of the same, living process is let in, and nobody is fenced for it.
+
+    Spec: C1.3
+    """
+    storage, world = lived()
+    session = None
+    with pytest.raises(StorageError):
+        job = Job(FaultyStorage(storage, FaultScript((fault,))), world, pid=2)
+        session = job.membership.join(Wish())
+        record_start(session, Restored(), is_branch=False)
+    if session is not None:
+        session.close()
+    assert "000002.refused.json" in names(storage)
+    check_not_fenced(storage, Claim("", 1))
+    again = Job(storage, world, pid=2)
+    assert again.start().step == 10
+    again.live(20)
+    assert newest_step(storage) == 20
+
+
+def test_a_claim_that_the_storage_lets_nobody_close_still_lets_its_own_process_in() -> None:
+    storage, world = lived()
+    faults = (
+        Fault(Effect.FAIL, verb="sync_folder", path="incarnations"),
+        Fault(Effect.FAIL, verb="publish", path="*refused.json"),
+    )
+    with pytest.raises(StorageError):
+        Job(FaultyStorage(storage, FaultScript(faults)), world, pid=2).start()
+    assert "000002.refused.json" not in names(storage)
+    assert Job(storage, world, pid=2).start().step == 10
+
+
+def test_a_takeover_that_fails_before_it_recorded_anything_fences_nobody() -> None:
+    """Spec: C1.3"""
+    storage, world = MemoryStorage(), FakeWorld()
+    old = Job(storage, world, pid=1)
+    old.start()
+    old.live(10)
+    Job(storage, world, pid=2, takeover=True).membership.join(Wish()).close()
+    old.live(20)
+    assert newest_step(storage) == 20
 
 
 def test_refused_claims_fence_nobody() -> None:

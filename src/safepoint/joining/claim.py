@@ -1,7 +1,8 @@
 """How a start of the job claims its number, and what it records.
 
 1. A number is claimed by publishing its record exclusively; numbers are contiguous and never deleted.
-2. Of two starts that claim at once, the lower living number goes on; the higher closes its claim.
+2. Of two starts that claim at once, the lower living number goes on; the higher closes its claim. So does a start
+   that fails before it has recorded what it resumed.
 3. A start that finds a higher claim waits until that claim is closed or has recorded what it resumed: only the latter
    fences. So neither of two starts at once, nor a job that runs, ends for a claim that is about to be closed.
 4. What an incarnation resumed from is recorded before it saves anything. If we die between claim and record, the number
@@ -12,7 +13,9 @@ Spec: C1.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import logging
 from dataclasses import dataclass
 
 import msgspec
@@ -35,7 +38,7 @@ from safepoint.format.names import (
     MAX_INCARNATION,
     RUN_RECORD,
     incarnation_path,
-    parse_incarnation,
+    parse_incarnation_file,
 )
 from safepoint.format.records import (
     Holder,
@@ -47,11 +50,13 @@ from safepoint.format.records import (
     RunRecord,
 )
 from safepoint.format.version import FORMAT_VERSION
-from safepoint.joining.holder import WAIT_S, FoundHolder, find_holder
+from safepoint.joining.holder import CLOSED, WAIT_S, FoundHolder, find_holder
 from safepoint.storage.base import Storage
 
 _NONCE_BYTES = 8
 _POLL_S = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ def claim_incarnation(
     Raises:
         FencedError: A living process holds the run.
         CorruptionError: The folder's records cannot be trusted.
-        StorageError: The storage failed; at most a claimed number is left behind.
+        StorageError: The storage failed; at most a claimed number is left behind, closed if the storage lets us.
 
     Spec: C1.
     """
@@ -88,11 +93,37 @@ def claim_incarnation(
     lineage = read_lineage(storage, needs_chain=False)
     if not takeover:
         _refuse_beside(storage, lineage, ambient, wait_s)
-    number = _publish_claim(storage, ambient, run, lineage.newest + 1, world_size, versions)
-    storage.sync_folder(INCARNATIONS)
-    if not takeover:
-        _look_again(storage, ambient, run, lineage.newest, number, wait_s)
-    return Claim(run, number)
+    claim = Claim(run, _publish_claim(storage, ambient, run, lineage.newest + 1, world_size, versions))
+    try:
+        storage.sync_folder(INCARNATIONS)
+        if not takeover:
+            _look_again(storage, ambient, run, lineage.newest, claim.incarnation, wait_s)
+    except BaseException as exc:
+        close_claim(storage, ambient, claim, reason=str(exc) or type(exc).__name__)
+        raise
+    return claim
+
+
+def close_claim(storage: Storage, ambient: Ambient, claim: Claim, *, reason: str) -> None:
+    """Close a claim that recorded nothing, so that it neither fences nor holds; what the storage refuses is logged.
+
+    Spec: C1.3.
+    """
+    record = RefusedRecord(
+        format=FORMAT_VERSION,
+        run=claim.run,
+        incarnation=claim.incarnation,
+        reason=reason,
+        nonce=ambient.token(_NONCE_BYTES),
+    )
+    try:
+        publish_record(storage, incarnation_path(claim.incarnation, "refused.json"), record)
+        storage.sync_folder(INCARNATIONS)
+    except (StorageError, OutcomeUnknownError) as exc:
+        _log.warning("the claim of incarnation %d could not be closed: %s", claim.incarnation, exc)
+        # It still fences, but the next start of this same process is let in.
+        with contextlib.suppress(StorageError):
+            storage.put(incarnation_path(claim.incarnation, "alive"), CLOSED)
 
 
 def record_resumed(
@@ -179,13 +210,16 @@ def publish_record(storage: Storage, path: str, record: msgspec.Struct) -> None:
 
 
 def _newer_claims(names: set[str], incarnation: int) -> list[int]:
-    """Return the claimed numbers above ours that were not refused, from a listing."""
-    numbers = (parse_incarnation(name) for name in names)
-    return [
+    """Return the taken numbers above ours that were not refused, from a listing; one may have lost its own record.
+
+    Spec: F6.4.
+    """
+    numbers = {parse_incarnation_file(name) for name in names}
+    return sorted(
         number
         for number in numbers
         if number is not None and number > incarnation and f"{number:06d}.refused.json" not in names
-    ]
+    )
 
 
 def _holds(storage: Storage, path: str, data: bytes) -> bool:
@@ -252,18 +286,12 @@ def _refuse_beside(storage: Storage, lineage: Lineage, ambient: Ambient, wait_s:
 
 
 def _look_again(storage: Storage, ambient: Ambient, run: str, seen: int, own: int, wait_s: float) -> None:
-    """Close our claim when a lower one that appeared since we looked is alive."""
+    """Raise `FencedError` when a lower claim that appeared since we looked is alive."""
     lineage = read_lineage(storage, needs_chain=False)
     between = tuple(entry for entry in lineage.incarnations if seen < entry.number < own)
     holder = find_holder(storage, Lineage(run, between), ambient, wait_s=wait_s)
-    if holder is None:
-        return
-    record = RefusedRecord(
-        format=FORMAT_VERSION, run=run, incarnation=own, reason=str(holder), nonce=ambient.token(_NONCE_BYTES)
-    )
-    publish_record(storage, incarnation_path(own, "refused.json"), record)
-    storage.sync_folder(INCARNATIONS)
-    raise _held(storage, holder)
+    if holder is not None:
+        raise _held(storage, holder)
 
 
 def _without_own_elastic_job(lineage: Lineage, ambient: Ambient) -> Lineage:

@@ -7,7 +7,7 @@ from safepoint.catalog import Lineage, read_lineage
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.names import incarnation_path
 from safepoint.format.records import LineageLink, Refusal
-from safepoint.joining.claim import claim_incarnation, record_resumed
+from safepoint.joining.claim import claim_incarnation, close_claim, record_resumed
 from safepoint.joining.holder import Heartbeat
 from safepoint.journal import Journal, read_journal
 from safepoint.storage.base import Storage
@@ -41,14 +41,16 @@ class Session:
         self._ambient = ambient
         self._chain: tuple[LineageLink, ...] = ()
         self._journal: Journal | None = None
+        self._is_closed = False
         self.claim = claim_incarnation(storage, ambient, world_size=world_size, versions=versions, takeover=takeover)
-        self._heartbeat = Heartbeat(storage, self.claim.incarnation)
+        self._heartbeat: Heartbeat | None = None
         try:
+            self._heartbeat = Heartbeat(storage, self.claim.incarnation)
             self.lineage: Lineage = read_lineage(storage, needs_chain=needs_chain)
             if needs_chain:
                 _check_no_record_was_lost(storage, self.lineage)
         except BaseException:
-            self._heartbeat.close()
+            self.close()
             raise
 
     @property
@@ -95,10 +97,16 @@ class Session:
         self._journal.event("resumed", generation=resumed, step=step)
 
     def close(self) -> None:
-        """Let the run go, and say so. Idempotent."""
+        """Let the run go, and say so; a claim that has recorded nothing is closed. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._journal is not None:
             self._journal.close()
-        self._heartbeat.close()
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+        if not self._chain:
+            close_claim(self._storage, self._ambient, self.claim, reason="the start ended before it recorded anything")
 
 
 def _check_no_record_was_lost(storage: Storage, lineage: Lineage) -> None:
