@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import warnings
 
 import pytest
@@ -228,3 +229,30 @@ def test_a_deletion_that_fails_is_no_failed_save() -> None:
     job.train_to(40)
     assert job.save().committed
     assert newest_step(storage) == 40
+
+
+def test_a_save_that_can_have_no_thread_is_made_at_the_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the ones after it are made in the background again."""
+    storage, job = started(is_background=True)
+    settle(job)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "safepoint-save":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        job.train_to(20)
+        assert job.save().committed
+        assert newest_step(storage) == 20
+        break_it(job)
+        scheduled(job, 30)
+    with pytest.warns(RuntimeWarning, match="disk is full"):
+        settle(job)
+    job.saver._storage = storage
+    scheduled(job, 40)
+    settle(job)
+    assert newest_step(storage) == 40
+    job.saver.close()

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -15,6 +16,8 @@ from collections.abc import Callable
 
 from safepoint.errors import AbortedError, InternalError, SafepointError
 from safepoint.saving.save import SaveResult
+
+_log = logging.getLogger(__name__)
 
 
 class SaveHandle:
@@ -87,10 +90,20 @@ class BackgroundSaver:
         atexit.register(self._report_at_exit)
 
     def launch(self, handle: SaveHandle, work: Callable[[], SaveResult]) -> None:
-        """Begin the second half of a save; the one before must have been settled."""
-        self._handle = handle
-        self._thread = threading.Thread(target=handle.run, args=(work,), name="safepoint-save", daemon=False)
-        self._thread.start()
+        """Begin the second half of a save; the one before must have been settled.
+
+        Where no thread can be started (a limit of the system, the end of the interpreter), it is done before this
+        returns.
+        """
+        thread = threading.Thread(target=handle.run, args=(work,), name="safepoint-save", daemon=False)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            _log.warning("a save could not have a thread of its own and is done at the boundary: %s", exc)
+            handle.run(work)
+            self._handle, self._thread = handle, None
+            return
+        self._handle, self._thread = handle, thread
 
     def settle(self, *, waits: bool, deadline_s: float | None = None) -> SaveHandle | None:
         """Return the save that has ended since the last call, once; None if there is none.
@@ -103,11 +116,12 @@ class BackgroundSaver:
             AbortedError: The save in flight took longer than the wait allows; it goes on.
         """
         handle, thread = self._handle, self._thread
-        if handle is None or thread is None or not (waits or handle.done):
+        if handle is None or not (waits or handle.done):
             return None
-        thread.join(deadline_s)
-        if thread.is_alive():
-            raise AbortedError("the save in flight took longer than the wait allows", expected=f"{deadline_s} s")
+        if thread is not None:
+            thread.join(deadline_s)
+            if thread.is_alive():
+                raise AbortedError("the save in flight took longer than the wait allows", expected=f"{deadline_s} s")
         self._handle = self._thread = None
         return handle
 
