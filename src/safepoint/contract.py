@@ -24,6 +24,8 @@ WORDS = frozenset(
     {"world_size", "global_batch", "accumulation", "workers", "versions", "device", "determinism", "dataset"}
     | {"config", "scheduler", "rng", "probe", "epoch_end", "data_ahead", "data_position", "replay"}
 )
+# How a remedy begins as long as no live object was written to; a restore that has written says so in its place.
+UNCHANGED = "Nothing was changed."
 _SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data", "rng": "same_data"}
 # Stands in an optimizer's configuration for what its schedule decides.
 LEFT = "left to the schedule"
@@ -162,7 +164,7 @@ def check_contract(contract: Contract, promise: Promise, *, where: str) -> None:
         expected=contract.level,
         found=lowest(reason.level for reason in refused),
         differences=[Difference(reason.word, reason.subject, reason.saved, reason.current) for reason in refused],
-        remedy="Nothing was changed. Undo the change, or accept it with "
+        remedy=f"{UNCHANGED} Undo the change, or accept it with "
         f"Contract(level={contract.level!r}, permit={{{words}}}).",
     )
 

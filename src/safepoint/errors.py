@@ -79,6 +79,11 @@ class SafepointError(Exception):
         self.differences = tuple(differences)
         super().__init__(self._render())
 
+    def advise(self, remedy: str) -> None:
+        """Replace the remedy, where a caller knows more than the place that raised."""
+        self.remedy = remedy
+        self.args = (self._render(),)
+
     def _render(self) -> str:
         text = self.message
         if self.where:
@@ -110,14 +115,18 @@ class NotFoundError(SafepointError, LookupError):
 
 
 class MismatchError(SafepointError):
-    """Report a sound checkpoint that does not fit the live objects; nothing was touched."""
+    """Report a sound checkpoint that does not fit the live objects.
+
+    Nothing was touched, unless the remedy says that the live objects may hold a mixture: a newer checkpoint had then
+    turned out damaged while it was read.
+    """
 
     code = "mismatch"
     exit_code = 4
 
 
 class ContractError(MismatchError):
-    """Report that a restore cannot keep the promise that the contract asks for; nothing was touched."""
+    """Report that a restore cannot keep the promise that the contract asks for; touched is what a mismatch touches."""
 
     code = "contract"
 

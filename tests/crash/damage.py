@@ -11,7 +11,7 @@ from safepoint.retention.policy import keep
 from safepoint.storage.base import Storage
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.ambient import FakeWorld
-from tests.crash.job import Job, whole_state
+from tests.crash.job import Job, check_state_is_told, whole_state
 
 Files = dict[str, bytes]
 _LIMIT_BYTES = 1 << 20
@@ -77,6 +77,7 @@ def start_on(storage: Storage) -> Outcome:
     try:
         return Outcome(job.start(), "", job)
     except CorruptionError as exc:
+        check_state_is_told(job, exc)
         return Outcome(None, str(exc), job)
     finally:
         job.die()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from safepoint.ambient import Ambient
 from safepoint.catalog import read_lineage
 from safepoint.contract import Contract
-from safepoint.errors import Difference
+from safepoint.errors import Difference, SafepointError
 from safepoint.evidence import Evidence
 from safepoint.format.manifest import Conditions, ProgressRecord
 from safepoint.group.solo import SoloGroup
@@ -77,7 +77,7 @@ class BytesTarget:
 
 @dataclass(slots=True)
 class Weights:
-    """An item whose tensor and plain value both tell the step."""
+    """An item whose tensor and plain value both tell the step. It is filled in place."""
 
     name: str
     step: int = 0
@@ -96,7 +96,7 @@ class Weights:
         return []
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
-        self.data = bytearray(saved.specs["weight"].shape[0])
+        # Read into the live bytes, as into a module's parameters, so that a restore that fails leaves its traces.
         return {"weight": BytesTarget(self.data, len(self.data))}
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
@@ -197,6 +197,13 @@ class Job:
     def _snapshot(self) -> Snapshot:
         progress = ProgressRecord(self.step, self.step, self.step, 0, 0, 0)
         return Snapshot(progress, capture(list(self.items.values())), CONDITIONS, {}, None, "approximate")
+
+
+def check_state_is_told(job: Job, error: SafepointError) -> None:
+    """Check that what a failed start left is whole, untouched included, or that the error says that it may be mixed."""
+    if job.state() not in [whole_state(entry.step) for entry in job.weights]:
+        assert "mixture" in str(error), error
+        assert "Nothing was changed" not in str(error)
 
 
 def whole_state(step: int) -> set[tuple[int, bytes]]:

@@ -15,7 +15,7 @@ from safepoint.storage.base import Storage
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.ambient import FakeWorld
 from tests.crash.damage import files_of
-from tests.crash.job import Job, newest_step, whole_state
+from tests.crash.job import Job, check_state_is_told, newest_step, whole_state
 
 NUMBERS = (errno.EIO, errno.ENOSPC, errno.ESTALE)
 
@@ -176,7 +176,7 @@ def start_meeting(operation: int, effect: Effect, number: int, seed: int, *, las
         assert job.state() == whole_state(report.step)
         assert report.step == 30 or report.refused
     except SafepointError as exc:
-        assert str(exc)
+        check_state_is_told(job, exc)
     job.die()
     again = Job(storage, FakeWorld(states={2: "gone"}), pid=3)
     report = again.start()

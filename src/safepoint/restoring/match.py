@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from safepoint.contract import WORDS, Level, Reason
+from safepoint.contract import UNCHANGED, WORDS, Level, Reason
 from safepoint.errors import Difference, MismatchError, RequestError
 from safepoint.restoring.validate import SavedState
 from safepoint.state.item import Item
@@ -75,7 +75,7 @@ def match(saved: SavedState, items: Mapping[str, Item], choice: Choice, permitte
             "the checkpoint does not fit the live objects",
             where=saved.manifest.generation,
             differences=refused,
-            remedy="Nothing was changed. Make them fit, permit words in Contract(permit=...), or name what to leave "
+            remedy=f"{UNCHANGED} Make them fit, permit words in Contract(permit=...), or name what to leave "
             "out in restore(skip=...).",
         )
     reasons = [

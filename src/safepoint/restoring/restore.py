@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Generation, Lineage, list_generations
-from safepoint.contract import Contract, Promise, Reason, check_contract, judge, lowest
-from safepoint.errors import CorruptionError, InternalError, MismatchError, ObjectMissingError
+from safepoint.contract import UNCHANGED, Contract, Promise, Reason, check_contract, judge, lowest
+from safepoint.errors import CorruptionError, InternalError, MismatchError, ObjectMissingError, SafepointError
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink, Refusal
@@ -36,6 +36,11 @@ from safepoint.storage.base import Storage
 if TYPE_CHECKING:
     # Restoring runs without torch, which a probe needs.
     from safepoint.state.probe import Probe
+
+MIXED = (
+    "The live objects may hold a mixture of states: restore a good checkpoint into them, or make them anew, before "
+    "they are used."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,9 @@ class Restored:
     checks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     durations_s: dict[str, float] = field(default_factory=dict)
+    # Between the first byte that is read into live memory and the end of the read-back.
+    is_mixed: bool = False
+    touched: set[tuple[str, str]] = field(default_factory=set)
 
     def report(self, *, step: int, replayed: int) -> RestoreReport:
         """Return what the user is told."""
@@ -94,13 +102,27 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
     Raises:
         NotFoundError: Nothing matches, and a step was asked for or something is required.
         CorruptionError: Only damaged checkpoints are there.
-        MismatchError: The chosen one does not fit; nothing was touched.
-        ContractError: The chosen one keeps less than the contract asks for; nothing was touched.
+        MismatchError: The chosen one does not fit.
+        ContractError: The chosen one keeps less than the contract asks for.
         MismatchError: The user's probe gives other numbers; the live objects hold the restored state.
+
+    No error leaves live objects touched without saying so: when a newer candidate was damaged and has been read into
+    them in part, the remedy of whatever ends the restore begins with `MIXED`.
 
     Spec: C10, C11.
     """
     outcome = Restored()
+    try:
+        _restore_newest(context, lineage, wish, choice, outcome)
+    except SafepointError as exc:
+        if outcome.is_mixed:
+            exc.advise(_of_mixture(exc.remedy))
+        raise
+    return outcome
+
+
+def _restore_newest(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choice, outcome: Restored) -> None:
+    """Try candidates until one is restored; a fresh start leaves the outcome empty."""
     while True:
         started = context.ambient.monotonic()
         generation, met = select(context.storage, lineage, wish, outcome.refused)
@@ -108,7 +130,7 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
         outcome.durations_s["select"] = context.ambient.monotonic() - started
         if generation is None:
             nothing_found(context.storage, lineage, wish, outcome.refused)
-            return outcome
+            return
         try:
             saved = _restore_one(context, generation, choice, outcome)
         except (CorruptionError, ObjectMissingError) as exc:
@@ -118,7 +140,7 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
             lost = lost_after(context.storage, lineage, generation.name.step)
             outcome.refused.update({refusal.generation: refusal for refusal in lost})
         outcome.superseded = _superseded(context.storage, lineage, saved.manifest)
-        return outcome
+        return
 
 
 def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
@@ -129,7 +151,7 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
     Raises:
         MismatchError: The checkpoint has no such item, or it does not fit; nothing was touched.
         ContractError: With the item the checkpoint keeps less than the contract asks for; nothing was touched.
-        CorruptionError: Its bytes are damaged.
+        CorruptionError: Its bytes are damaged; the object may hold a mixture.
     """
     item = context.items[name]
     only = Choice(only=frozenset({name}))
@@ -138,7 +160,12 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
     permits = Permits(context.contract.words, context.contract.current)
     if not matched.items:
         return
-    read(context.storage, plan_reads(saved, {name: item.targets(saved.items[name], permits)}))
+    reads = plan_reads(saved, {name: item.targets(saved.items[name], permits)})
+    try:
+        read(context.storage, reads)
+    except SafepointError as exc:
+        exc.advise(_of_mixture(exc.remedy))
+        raise
     apply(saved, matched.items, permits)
     if item.type == "scheduler":
         optimizers = [entry for entry in context.items.values() if entry.type == "optimizer"]
@@ -172,10 +199,14 @@ def _restore_one(context: RestoreContext, generation: Generation, choice: Choice
     targets = {item.name: item.targets(saved.items[item.name], permits) for item in matched.items}
     reads = plan_reads(saved, targets)
     context.on_touch()
+    outcome.is_mixed = True
+    written_before = outcome.touched - {(one.item, one.name) for one in reads}
+    outcome.touched |= {(one.item, one.name) for one in reads}
     size_bytes = read(context.storage, reads)
     times.append(clock())
 
     left = apply(saved, matched.items, permits)
+    _check_is_covered(generation, written_before, (*matched.left_fresh, *left))
     times.append(clock())
     outcome.saved, outcome.promise = saved, promise
     outcome.left_fresh = (*matched.left_fresh, *left)
@@ -189,6 +220,7 @@ def _restore_one(context: RestoreContext, generation: Generation, choice: Choice
         )
         outcome.notes += notes
         outcome.checks.append(f"{equal} of {len(matched.items)} items read back equal")
+    outcome.is_mixed = False
     if context.probe is not None and generation.manifest.probe is not None:
         outcome.promise = _probed(context.probe, generation.manifest, promise, permitted=context.contract.words)
         outcome.checks.append("the probe's numbers")
@@ -196,6 +228,28 @@ def _restore_one(context: RestoreContext, generation: Generation, choice: Choice
     phases = ("validate", "read", "apply", "check")
     outcome.durations_s.update({name: times[n + 1] - times[n] for n, name in enumerate(phases)})
     return saved
+
+
+def _of_mixture(remedy: str) -> str:
+    """Return a remedy that says in what state the live objects are left."""
+    return f"{MIXED} {remedy.removeprefix(UNCHANGED).lstrip()}".rstrip()
+
+
+def _check_is_covered(generation: Generation, written_before: set[tuple[str, str]], left: Sequence[str]) -> None:
+    """Raise `MismatchError` when something is left as it is that a damaged candidate was read into.
+
+    Args:
+        written_before: (item, tensor) of earlier candidates that this one does not hold.
+        left: Items, and ``<item>/<name>`` within items, that this candidate leaves as they are.
+    """
+    items = sorted({item for item, _ in written_before})
+    stale = [item for item in items if any(name == item or name.startswith(f"{item}/") for name in left)]
+    if stale:
+        raise MismatchError(
+            "a damaged checkpoint was read into what the older one that is good does not hold",
+            where=generation.text,
+            found=", ".join(stale),
+        )
 
 
 def _promise(context: RestoreContext, saved: SavedState, matched: Match) -> Promise:

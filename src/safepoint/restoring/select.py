@@ -17,6 +17,7 @@ from safepoint.catalog import (
     list_generations,
     read_lineage,
 )
+from safepoint.contract import UNCHANGED
 from safepoint.errors import CorruptionError, NotFoundError, RequestError
 from safepoint.format.names import MANIFEST, GenerationName
 from safepoint.format.records import Refusal
@@ -108,7 +109,7 @@ def nothing_found(storage: Storage, lineage: Lineage, wish: Wish, refused: Mappi
             "no checkpoint of the run can be used",
             where=storage.url,
             found="\n  - " + "\n  - ".join(reasons),
-            remedy="Nothing was changed. Repair the storage or bring back a copy; to begin anew, say restart=True.",
+            remedy=f"{UNCHANGED} Repair the storage or bring back a copy; to begin anew, say restart=True.",
         )
     if wish.step is None and not wish.required:
         return
