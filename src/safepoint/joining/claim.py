@@ -25,7 +25,9 @@ from safepoint.catalog import Lineage, read_lineage
 from safepoint.errors import (
     CorruptionError,
     FencedError,
+    FormatVersionError,
     ObjectExistsError,
+    ObjectMissingError,
     OutcomeUnknownError,
     RequestError,
     StorageError,
@@ -194,6 +196,34 @@ def check_not_fenced(storage: Storage, claim: Claim, *, ambient: Ambient | None 
                 remedy="Stop this process; the newer one goes on.",
             )
         ambient.sleep(_POLL_S)
+
+
+def loss_of_run(storage: Storage, claim: Claim) -> StorageError | None:
+    """Return an error when the run's folder was deleted, or replaced by another run's, under its holder; else None.
+
+    A record that cannot be read proves nothing, nor does one that is missing while any other file of ours is there.
+
+    Spec: C5.3.
+    """
+    found = "neither the run's record nor a file of this start"
+    try:
+        run = unseal(storage.read(RUN_RECORD, limit_bytes=RECORD_LIMIT_BYTES), RunRecord, where=RUN_RECORD).run
+        if run == claim.run:
+            return None
+        found = f"run {run}"
+    except ObjectMissingError:
+        with contextlib.suppress(StorageError, CorruptionError):
+            if claim.incarnation in {parse_incarnation_file(entry.name) for entry in storage.list(INCARNATIONS)}:
+                return None
+    except (StorageError, CorruptionError, FormatVersionError):
+        return None
+    return StorageError(
+        "the run's folder was deleted or replaced while this job runs",
+        where=storage.url,
+        expected=f"run {claim.run}",
+        found=found,
+        remedy="Nothing was saved. Put the folder back, or end the job and start it on another one.",
+    )
 
 
 def publish_record(storage: Storage, path: str, record: msgspec.Struct) -> None:

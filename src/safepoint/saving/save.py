@@ -10,12 +10,13 @@ Spec: C2-C7.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import list_generations
-from safepoint.errors import InternalError
+from safepoint.errors import AbortedError, CorruptionError, FencedError, InternalError, SafepointError, StorageError
 from safepoint.format.ballot import Ballot
 from safepoint.format.digest import digest_bytes
 from safepoint.format.index import ObjectReference
@@ -24,16 +25,18 @@ from safepoint.format.names import GENERATIONS, GenerationName, generation_path,
 from safepoint.format.records import LineageLink
 from safepoint.format.version import FORMAT_VERSION
 from safepoint.group.base import Group
-from safepoint.joining.claim import Claim, check_not_fenced, utc_text
+from safepoint.joining.claim import Claim, check_not_fenced, loss_of_run, utc_text
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.publish import publish
 from safepoint.saving.stage import StagedRank, StagingBuffer, stage
 from safepoint.saving.vote import check_stored, check_whole, vote
-from safepoint.saving.write import write
+from safepoint.saving.write import discard, write
 from safepoint.storage.base import Durability, Storage
 
 _NONCE_BYTES = 4
 _ENTROPY_BYTES = 3
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +104,29 @@ def begin(context: SaveContext, snapshot: Snapshot) -> StagedSave:
 def finish(context: SaveContext, save: StagedSave) -> SaveResult:
     """Make a staged save durable, agree on it, and publish it.
 
+    An attempt that published nothing for certain deletes its own objects.
+
     Raises:
-        StorageError: It could not be stored; nothing was published.
+        StorageError: It could not be stored, or the run's folder is gone; nothing was published.
         AbortedError: A rank refused or was absent, or what is stored is not what was voted; nothing was published.
         FencedError: A newer incarnation owns the run.
         OutcomeUnknownError: It may have been published.
 
     Spec: C2-C7.
     """
+    loss = loss_of_run(context.storage, context.claim)
+    if loss is not None:
+        raise loss
+    try:
+        return _finish(context, save)
+    except (StorageError, AbortedError, CorruptionError) as exc:
+        # None of these comes once the manifest may have its name. The objects of a fenced start are the newer one's.
+        _raise_deeper_cause(context, exc)
+        discard(context.storage, save.staged.index)
+        raise
+
+
+def _finish(context: SaveContext, save: StagedSave) -> SaveResult:
     clock = _PhaseClock(context, save.timings_s)
     generation = str(save.generation)
 
@@ -136,6 +154,22 @@ def finish(context: SaveContext, save: StagedSave) -> SaveResult:
 
     size_bytes = sum(reference.size_bytes for reference in voted if reference.generation == generation)
     return SaveResult(generation, save.generation.step, size_bytes, context.storage.durability, clock.timings_s)
+
+
+def _raise_deeper_cause(context: SaveContext, failure: SafepointError) -> None:
+    """Raise what a failure comes from where a newer start, or the loss of the run's folder, explains it.
+
+    A newer start sweeps what we write, and its absence then looks like a failing storage.
+    """
+    loss = loss_of_run(context.storage, context.claim)
+    if loss is not None:
+        raise loss from failure
+    try:
+        check_not_fenced(context.storage, context.claim, ambient=context.ambient)
+    except FencedError as exc:
+        raise exc from failure
+    except StorageError as exc:
+        _log.debug("whether a newer start explains a failed save could not be seen: %s", exc)
 
 
 def _ballot(context: SaveContext, save: StagedSave, objects: tuple[ObjectReference, ...]) -> Ballot:
