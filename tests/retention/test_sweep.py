@@ -13,6 +13,7 @@ from safepoint.format.index import ObjectReference
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink, TombstoneRecord
 from safepoint.retention.policy import keep
+from safepoint.retention.sweep import sweep
 from safepoint.storage.base import Storage
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
@@ -134,6 +135,21 @@ def test_fewer_than_two_good_ones_stop_the_sweep(storage: MemoryStorage) -> None
     before = everything(storage)
     assert "fewer than two" in after_save(storage).stopped
     assert everything(storage) == before
+
+
+def test_a_generation_of_unknown_outcome_is_not_one_of_the_two_that_must_stay(storage: MemoryStorage) -> None:
+    """It may not survive: its last sync was not seen to succeed.
+
+    Spec: C6.3, C12.5.
+    """
+    for step in (1, 2, 3):
+        save(storage, step)
+    before = everything(storage)
+    unknown = {"step-000000000003-i000001-0badcafe"}
+    lineage = read_lineage(storage)
+    assert "fewer than two" in sweep(storage, lineage, 1, unknown=unknown).stopped
+    assert everything(storage) == before
+    assert len(sweep(storage, lineage, 1).deleted) == 1
 
 
 @pytest.mark.parametrize("foreign", ["notes.txt", "manifest.json.bak"])

@@ -62,7 +62,7 @@ def retain(
     """
     try:
         lineage = read_lineage(storage)
-        swept = sweep(storage, lineage, incarnation, protected={*protected, *unknown})
+        swept = sweep(storage, lineage, incarnation, protected=protected, unknown=unknown)
         if policy is None or swept.stopped:
             return RetentionReport(swept, warnings=swept.warnings, stopped=swept.stopped)
         decisions = plan_retention(storage, lineage, policy, protected=protected, unknown=unknown)

@@ -66,7 +66,14 @@ class _Contents:
         return frozenset().union(*(objects_of(manifest) for manifest in remaining))
 
 
-def sweep(storage: Storage, lineage: Lineage, incarnation: int, *, protected: Collection[str] = ()) -> SweepReport:
+def sweep(
+    storage: Storage,
+    lineage: Lineage,
+    incarnation: int,
+    *,
+    protected: Collection[str] = (),
+    unknown: Collection[str] = (),
+) -> SweepReport:
     """Delete the data of marked generations and of saves that were never completed.
 
     To be called at a committed save of `incarnation`, before anything is marked at that save. An object that cannot be
@@ -77,14 +84,16 @@ def sweep(storage: Storage, lineage: Lineage, incarnation: int, *, protected: Co
         lineage: The run's lineage, read after the commit.
         incarnation: The start that sweeps.
         protected: Generations that are left alone whatever they bear.
+        unknown: Generations whose save ended without a known outcome: left alone as well, and counted as no copy.
 
     Spec: C12.
     """
+    protected = {*protected, *unknown}
     try:
         contents = _read_all(storage, lineage, protected)
     except (CorruptionError, FormatVersionError) as exc:
         return SweepReport(stopped=f"a manifest cannot be decoded, so nothing is deleted: {exc}")
-    stopped = _stop_reason(storage, lineage, incarnation, contents)
+    stopped = _stop_reason(storage, lineage, incarnation, contents, unknown)
     needed = contents.needed
     deleted: list[str] = []
     retained: list[str] = []
@@ -128,7 +137,9 @@ def _read_all(storage: Storage, lineage: Lineage, protected: Collection[str]) ->
     return _Contents(manifests, tuple(bare), tuple(marked))
 
 
-def _stop_reason(storage: Storage, lineage: Lineage, incarnation: int, contents: _Contents) -> str:
+def _stop_reason(
+    storage: Storage, lineage: Lineage, incarnation: int, contents: _Contents, unknown: Collection[str]
+) -> str:
     """Return why nothing may be deleted at all, or an empty text."""
     if not any(link.incarnation == incarnation for link in lineage.chain):
         return f"incarnation {incarnation} is not on the live lineage"
@@ -141,7 +152,7 @@ def _stop_reason(storage: Storage, lineage: Lineage, incarnation: int, contents:
     remaining = [
         objects_of(manifest)
         for name, manifest in contents.manifests.items()
-        if name not in contents.marked and _is_whole(storage, lineage, name, manifest)
+        if name not in contents.marked and name not in unknown and _is_whole(storage, lineage, name, manifest)
     ]
     if contents.marked and not has_two_copies(remaining):
         return "fewer than two good checkpoints that share nothing would stay"
