@@ -55,6 +55,9 @@ class Ambient(Protocol):
     def process(self) -> ProcessIdentity:
         """Return the identity of this process."""
 
+    def pid(self) -> int:
+        """Return the number of this process, at no cost: a fork shows in it."""
+
     def state_of(self, identity: ProcessIdentity) -> ProcessState:
         """Return what can be known of a process: ``elsewhere`` when this host cannot tell."""
 
@@ -92,6 +95,10 @@ class SystemAmbient:
             pid=os.getpid(),
             start=_stat_of(os.getpid())[1],
         )
+
+    def pid(self) -> int:
+        """Return the number that the system gives at this call."""
+        return os.getpid()
 
     def state_of(self, identity: ProcessIdentity) -> ProcessState:
         """Look the process up, if it counts within this kernel start and process namespace."""

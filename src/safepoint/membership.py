@@ -43,8 +43,8 @@ class Membership:
 
     @property
     def is_joined(self) -> bool:
-        """Return whether a session is held."""
-        return self._session is not None
+        """Return whether this process holds a session; a child that was forked off does not."""
+        return self._session is not None and self._session.is_own
 
     def join(self, wish: Wish) -> Session:
         """Claim the next number and return the session, which is not yet held: see `hold`.
@@ -74,10 +74,12 @@ class Membership:
         """Return the session; a first boundary without a restore joins here, and passes over no checkpoint.
 
         Raises:
-            RequestError: The run has checkpoints, and the training did not start from one; or it was closed.
+            RequestError: The run has checkpoints, and the training did not start from one; or it was closed; or this
+                process is a child that was forked off.
             CorruptionError: It has checkpoints, and none can be used.
         """
         if self._session is not None:
+            self._session.check_is_own()
             return self._session
         session = self.join(Wish())
         try:

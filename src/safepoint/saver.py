@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from safepoint.ambient import Ambient
 from safepoint.errors import (
+    AbortedError,
     FencedError,
     InternalError,
     OutcomeUnknownError,
@@ -71,7 +72,7 @@ class Saver:
         self._deadline_s = deadline_s
         self._evidence = evidence
         self._buffer = StagingBuffer()
-        self._thread = BackgroundSaver()
+        self._thread = BackgroundSaver(ambient)
         self._failures = 0
         self._unknown: set[str] = set()
         self._deferred: SaveHandle | None = None
@@ -152,10 +153,19 @@ class Saver:
 
     def close(self) -> None:
         """End; what is owed must have been raised."""
-        if self._deferred is not None:
-            _log.warning("a save asked for inside a window was not made: %s never came", self._deferred.deferred)
-            self._deferred = None
+        error = self.give_up_deferred()
+        if error is not None:
+            _log.warning("%s", error)
         self._thread.close()
+
+    def give_up_deferred(self) -> AbortedError | None:
+        """End the handle of a promised save whose boundary never came, and return what its waiters are told."""
+        handle, self._deferred = self._deferred, None
+        if handle is None:
+            return None
+        error = AbortedError("a save asked for inside a window was not made", found=f"{handle.deferred}, never came")
+        handle.run(functools.partial(_raise, error))
+        return error
 
     def _finish(self, context: SaveContext, session: Session, staged: StagedSave) -> SaveResult:
         try:

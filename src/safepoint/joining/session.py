@@ -1,13 +1,17 @@
-"""One start's hold on a run: its claim, its heartbeat, its journal, and the lineage it goes on from."""
+"""One start's hold on a run: its claim, its heartbeat, its journal, and the lineage it goes on from.
+
+A session is that of the process which made it. In a child that was forked off, it refuses every use but `close`, which
+does nothing there: the run is the parent's, threads did not come along, and a lock may be held for ever.
+"""
 
 from __future__ import annotations
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage, read_lineage
-from safepoint.errors import CorruptionError, InternalError
+from safepoint.errors import CorruptionError, InternalError, RequestError
 from safepoint.format.names import incarnation_path
 from safepoint.format.records import LineageLink, Refusal
-from safepoint.joining.claim import claim_incarnation, close_claim, record_resumed
+from safepoint.joining.claim import Claim, claim_incarnation, close_claim, record_resumed
 from safepoint.joining.holder import Heartbeat
 from safepoint.journal import Journal, read_journal
 from safepoint.storage.base import Storage
@@ -42,16 +46,32 @@ class Session:
         self._chain: tuple[LineageLink, ...] = ()
         self._journal: Journal | None = None
         self._is_closed = False
-        self.claim = claim_incarnation(storage, ambient, world_size=world_size, versions=versions, takeover=takeover)
+        self._pid = ambient.pid()
+        self._claim = claim_incarnation(storage, ambient, world_size=world_size, versions=versions, takeover=takeover)
         self._heartbeat: Heartbeat | None = None
         try:
-            self._heartbeat = Heartbeat(storage, self.claim.incarnation)
+            self._heartbeat = Heartbeat(storage, self._claim.incarnation)
             self.lineage: Lineage = read_lineage(storage, needs_chain=needs_chain)
             if needs_chain:
                 _check_no_record_was_lost(storage, self.lineage)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether this process is the one that made the session, and no child of it."""
+        return self._ambient.pid() == self._pid
+
+    @property
+    def claim(self) -> Claim:
+        """Return the claim.
+
+        Raises:
+            RequestError: This process is a child that was forked off.
+        """
+        self.check_is_own()
+        return self._claim
 
     @property
     def chain(self) -> tuple[LineageLink, ...]:
@@ -61,9 +81,21 @@ class Session:
     @property
     def journal(self) -> Journal:
         """Return the journal of this incarnation, once it has recorded what it resumed."""
+        self.check_is_own()
         if self._journal is None:
             raise InternalError("a session that recorded nothing has no journal")
         return self._journal
+
+    def check_is_own(self) -> None:
+        """Raise `RequestError` in a child that was forked off after the session was made."""
+        if not self.is_own:
+            raise RequestError(
+                "the run is held by the process that this one was forked from",
+                where=self._storage.url,
+                expected=f"process {self._pid}",
+                found=f"process {self._ambient.pid()}",
+                remedy="Train and save in the parent, or make a manager after the fork.",
+            )
 
     def furthest_step(self) -> int:
         """Return the last update that earlier starts on the lineage are known to have done; 0 when none is known."""
@@ -97,8 +129,8 @@ class Session:
         self._journal.event("resumed", generation=resumed, step=step)
 
     def close(self) -> None:
-        """Let the run go, and say so; a claim that has recorded nothing is closed. Idempotent."""
-        if self._is_closed:
+        """Let the run go, and say so; a claim that has recorded nothing is closed. Idempotent; nothing in a fork."""
+        if self._is_closed or not self.is_own:
             return
         self._is_closed = True
         if self._journal is not None:
@@ -106,7 +138,7 @@ class Session:
         if self._heartbeat is not None:
             self._heartbeat.close()
         if not self._chain:
-            close_claim(self._storage, self._ambient, self.claim, reason="the start ended before it recorded anything")
+            close_claim(self._storage, self._ambient, self._claim, reason="the start ended before it recorded anything")
 
 
 def _check_no_record_was_lost(storage: Storage, lineage: Lineage) -> None:

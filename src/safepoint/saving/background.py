@@ -2,7 +2,8 @@
 
 1. At most one save is in flight; the next one waits for it.
 2. A save in flight completes, however the program ends short of being killed: its thread is not a daemon.
-3. A failure is handed to the next `settle`; if nobody asks before the interpreter ends, the process exits non-zero.
+3. A save in flight is that of the process that began it: a child that is forked off meanwhile knows nothing of it.
+4. A failure is handed to the next `settle`; if nobody asks before the interpreter ends, the process exits non-zero.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, SafepointError
 from safepoint.saving.save import SaveResult
 
@@ -32,6 +34,7 @@ class SaveHandle:
         self.is_explicit = is_explicit
         self.result: SaveResult | None = None
         self.error: BaseException | None = None
+        self._thread: threading.Thread | None = None
         self._staged = threading.Event()
         self._done = threading.Event()
 
@@ -54,11 +57,16 @@ class SaveHandle:
         """Return the result once the save is done.
 
         Raises:
-            AbortedError: It was not done within the deadline, or it is made at a later boundary.
+            AbortedError: It was not done within the deadline, or it is made at a later boundary, or this process is a
+                child that was forked off while it was in flight.
             SafepointError: It failed.
         """
         if self.deferred and not self.staged and not self.done:
             raise AbortedError("the save is made at a later boundary", found=self.deferred)
+        has_ended = self._thread is not None and not self._thread.is_alive()
+        if has_ended and not self.done:
+            # In a child the thread has ended without its work.
+            raise AbortedError("the save is that of the process that this one was forked from")
         if not self._done.wait(deadline_s):
             raise AbortedError("the save took longer than the wait allows; it goes on", expected=f"{deadline_s} s")
         if self.error is not None:
@@ -84,7 +92,9 @@ class SaveHandle:
 class BackgroundSaver:
     """Run the second half of saves in a thread of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, ambient: Ambient) -> None:
+        self._ambient = ambient
+        self._pid = ambient.pid()
         self._handle: SaveHandle | None = None
         self._thread: threading.Thread | None = None
         atexit.register(self._report_at_exit)
@@ -103,6 +113,7 @@ class BackgroundSaver:
             handle.run(work)
             self._handle, self._thread = handle, None
             return
+        handle._thread = thread
         self._handle, self._thread = handle, thread
 
     def settle(self, *, waits: bool, deadline_s: float | None = None) -> SaveHandle | None:
@@ -115,6 +126,7 @@ class BackgroundSaver:
         Raises:
             AbortedError: The save in flight took longer than the wait allows; it goes on.
         """
+        self._leave_to_parent()
         handle, thread = self._handle, self._thread
         if handle is None or not (waits or handle.done):
             return None
@@ -128,6 +140,14 @@ class BackgroundSaver:
     def close(self) -> None:
         """Leave the interpreter's exit alone from here on; what is owed must have been settled."""
         atexit.unregister(self._report_at_exit)
+
+    def _leave_to_parent(self) -> None:
+        """Forget the save in flight in a child that was forked off: its thread runs in the parent alone."""
+        pid = self._ambient.pid()
+        if pid == self._pid:
+            return
+        self._pid = pid
+        self._handle = self._thread = None
 
     def _report_at_exit(self) -> None:
         handle = self.settle(waits=True)

@@ -56,6 +56,10 @@ class FakeAmbient:
         """Return this process."""
         return self._identity
 
+    def pid(self) -> int:
+        """Return this process's number."""
+        return self._identity.pid
+
     def state_of(self, identity: ProcessIdentity) -> ProcessState:
         """Return what the world says of a process."""
         if identity.pid != self._identity.pid and not self.world.is_visible:
