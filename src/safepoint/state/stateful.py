@@ -58,6 +58,15 @@ class StatefulItem:
         """Return the item's name, as registered."""
         return self._name
 
+    @property
+    def may_differ(self) -> bool:
+        """Return whether `state_dict()` may differ from what was just loaded although all is well.
+
+        Foreign loaders take a state when they are next iterated. An object that tells differences of its own has been
+        asked; what it had handed out ahead, for one, it hands out again.
+        """
+        return hasattr(self._stateful, "__iter__") or isinstance(self._stateful, Comparing)
+
     def capture(self) -> CapturedItem:
         """Return the class and what `state_dict()` returns."""
         whole = {"class": _class_of(self._stateful), "state": self._stateful.state_dict()}
