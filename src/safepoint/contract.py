@@ -152,8 +152,12 @@ def saved_reason(word: str, text: str) -> Reason:
     return Reason(word, _SAVED_LEVELS.get(word, "approximate"), text, "", "")
 
 
-def check_contract(contract: Contract, promise: Promise, *, where: str) -> None:
-    """Raise `ContractError` when a reason lowers the promise below the contract and is not permitted."""
+def check_contract(contract: Contract, promise: Promise, *, where: str, aftermath: str = UNCHANGED) -> None:
+    """Raise `ContractError` when a reason lowers the promise below the contract and is not permitted.
+
+    Args:
+        aftermath: What the error says of the live objects.
+    """
     refused = [reason for reason in promise.reasons if not contract.accepts(reason)]
     if not refused:
         return
@@ -164,7 +168,7 @@ def check_contract(contract: Contract, promise: Promise, *, where: str) -> None:
         expected=contract.level,
         found=lowest(reason.level for reason in refused),
         differences=[Difference(reason.word, reason.subject, reason.saved, reason.current) for reason in refused],
-        remedy=f"{UNCHANGED} Undo the change, or accept it with "
+        remedy=f"{aftermath} Undo the change, or accept it with "
         f"Contract(level={contract.level!r}, permit={{{words}}}).",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,18 @@ def test_a_branch_names_what_it_leaves_behind(tmp_path: Path) -> None:
     job.manager.close()
 
 
+def test_a_branch_without_a_step_is_refused_before_anything_is_claimed(tmp_path: Path) -> None:
+    job = build(tmp_path, save=sp.every(updates=2))
+    train(job, 4)
+    die(job)
+    before = sorted(tmp_path.rglob("*"))
+    job = build(tmp_path, seed=1)
+    with pytest.raises(sp.RequestError, match="no step is named"):
+        job.manager.restore(branch=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    job.manager.close()
+
+
 def probed(url: Path, probe: Any, **options: Any) -> Any:
     return build(url, probe=probe, **options)
 
@@ -266,30 +279,71 @@ def test_a_parametrization_comes_back_by_its_own_parameters(tmp_path: Path) -> N
     manager.close()
 
 
-class Forgetful:
-    """Does not return what it was given."""
+class Deaf:
+    """Does not take what it is given."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
 
     def state_dict(self) -> dict[str, int]:
-        return {"n": 0}
+        return {"n": self.n}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.n = state["n"]
+        pass
 
 
-def test_an_object_that_does_not_return_its_state_is_noted(tmp_path: Path) -> None:
-    class Counting(Forgetful):
-        n = 5
+class Lazy:
+    """Takes what it is given when it is next iterated."""
 
-        def state_dict(self) -> dict[str, int]:
-            self.n += 1
-            return {"n": self.n}
+    def __init__(self, n: int) -> None:
+        self.n = self.given = n
 
-    manager = sp.CheckpointManager(tmp_path, {"counter": Counting()})
+    def state_dict(self) -> dict[str, int]:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["n"]
+
+    def __iter__(self) -> Iterator[int]:
+        self.n = self.given
+        yield self.n
+
+
+def saved_item(url: Path, entry: object) -> None:
+    manager = sp.CheckpointManager(url, {"meter": entry})
     manager.save()
     manager.close()
-    manager = sp.CheckpointManager(tmp_path, {"counter": Counting()})
+
+
+def test_an_object_that_did_not_take_its_state_lowers_the_promise_by_its_word(tmp_path: Path) -> None:
+    saved_item(tmp_path, Deaf(9))
+    manager = sp.CheckpointManager(tmp_path, {"meter": Deaf(0)})
+    with pytest.raises(sp.ContractError, match=r"load_state_dict\(\) was given") as caught:
+        manager.restore()
+    assert [one.word for one in caught.value.differences] == ["meter.state"]
+    assert "Nothing was changed" not in str(caught.value)
+    with pytest.raises(sp.InternalError, match="mixture"):
+        manager.after_update()
+    manager.close()
+
+    manager = sp.CheckpointManager(tmp_path, {"meter": Deaf(0)}, contract=sp.Contract(permit={"meter.state"}))
     report = manager.restore()
-    assert len(report.notes) == 1 and "counter" in report.notes[0] and report.notes[0] in str(report)
+    assert report.promise.level == "approximate"
+    assert [one.word for one in report.reasons] == ["meter.state"]
+    assert "load_state_dict() was given" in str(report)
+    manager.after_update()
+    manager.close()
+
+
+def test_an_iterable_that_takes_its_state_when_it_is_next_iterated_is_noted_and_lowers_nothing(tmp_path: Path) -> None:
+    """So do loaders and data sets of others: they tell the state that they were given only while they are iterated."""
+    saved_item(tmp_path, Lazy(9))
+    lazy = Lazy(0)
+    manager = sp.CheckpointManager(tmp_path, {"meter": lazy})
+    report = manager.restore()
+    assert report.promise.level == "exact"
+    assert len(report.notes) == 1 and "meter" in report.notes[0] and report.notes[0] in str(report)
+    assert next(iter(lazy)) == 9
     manager.close()
 
 

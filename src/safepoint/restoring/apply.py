@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+from safepoint.contract import Reason
 from safepoint.errors import InternalError
 from safepoint.restoring.validate import SavedState
 from safepoint.state.item import Item, Permits
@@ -18,6 +21,24 @@ from safepoint.state.snapshot import capture_item, digest_state
 
 FIRST = ("module", "scheduler", "optimizer", "scaler")
 LAST = ("torch_generator", "numpy_generator", "python_random", "global_random")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """Say how many items are equal, which differ and may, and which objects did not take their state."""
+
+    equal: int
+    notes: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+
+@runtime_checkable
+class Forgiving(Protocol):
+    """An item that may differ from what it was given although all is well."""
+
+    @property
+    def may_differ(self) -> bool:
+        """Return whether it may."""
 
 
 def in_order(items: Iterable[Item]) -> list[Item]:
@@ -44,22 +65,19 @@ def read_back(
     *,
     changed: frozenset[str],
     undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> tuple[int, list[str]]:
+) -> ReadBack:
     """Capture the live state again and compare its digests with the manifest's.
 
     Args:
         changed: Items in which a permitted difference makes the live state another one.
         undisturbed: Puts the random streams back after a block; the one that does needs torch.
 
-    Returns:
-        How many items are equal, and notes on items whose own `state_dict` does not return what they were given.
-
     Raises:
         InternalError: An item that safepoint itself sets is not what was saved.
 
     Spec: C11.
     """
-    equal, notes = 0, []
+    equal, notes, reasons = 0, [], []
     # Random streams first: to tell its state an object may draw, which is undone in the end.
     compared = [item for item in reversed(in_order(items)) if item.name not in changed]
     with undisturbed():
@@ -69,9 +87,13 @@ def read_back(
         if found == stated:
             equal += 1
         elif item.type == "stateful":
-            notes.append(f"{item.name}: its state_dict() differs from what its load_state_dict() was given")
+            text = "its state_dict() differs from what its load_state_dict() was given"
+            if isinstance(item, Forgiving) and item.may_differ:
+                notes.append(f"{item.name}: {text}")
+            else:
+                reasons.append(Reason(f"{item.name}.state", "approximate", f"{item.name}: {text}", "", ""))
         else:
             raise InternalError(
                 "a restored item is not what was saved", where=item.name, expected=f"digest {stated}", found=found
             )
-    return equal, notes
+    return ReadBack(equal, tuple(notes), tuple(reasons))

@@ -23,7 +23,7 @@ from safepoint.errors import CorruptionError, InternalError, MismatchError, Obje
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink, Refusal
-from safepoint.restoring.apply import apply, read_back
+from safepoint.restoring.apply import ReadBack, apply, read_back
 from safepoint.restoring.match import Choice, Match, match
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import plan_reads
@@ -41,6 +41,7 @@ MIXED = (
     "The live objects may hold a mixture of states: restore a good checkpoint into them, or make them anew, before "
     "they are used."
 )
+_NOT_TAKEN = "Make the object's state_dict() return what its load_state_dict() was given."
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
             if isinstance(optimizer, Reappliable) and optimizer.name in saved.items:
                 optimizer.reapply_hyperparameters()
     if context.reads_back:
-        read_back(saved, matched.items, changed=_changed(context, promise), undisturbed=context.undisturbed)
+        _read_back(context, saved, matched, promise)
 
 
 @runtime_checkable
@@ -215,11 +216,10 @@ def _restore_one(context: RestoreContext, generation: Generation, choice: Choice
         f"{len(reads)} tensors, {size_bytes} bytes, each chunk by digest on arrival",
     ]
     if context.reads_back:
-        equal, notes = read_back(
-            saved, matched.items, changed=_changed(context, promise), undisturbed=context.undisturbed
-        )
-        outcome.notes += notes
-        outcome.checks.append(f"{equal} of {len(matched.items)} items read back equal")
+        found = _read_back(context, saved, matched, promise)
+        promise = outcome.promise = _lowered(promise, found.reasons)
+        outcome.notes += found.notes
+        outcome.checks.append(f"{found.equal} of {len(matched.items)} items read back equal")
     outcome.is_mixed = False
     if context.probe is not None and generation.manifest.probe is not None:
         outcome.promise = _probed(context.probe, generation.manifest, promise, permitted=context.contract.words)
@@ -291,7 +291,21 @@ def _probed(probe: Probe, manifest: Manifest, promise: Promise, *, permitted: fr
             differences=differences,
             remedy="The live objects hold the restored state; find what it does not cover before training on.",
         )
-    found = [Reason("probe", "approximate", one.subject, one.saved, one.current) for one in differences]
+    return _lowered(
+        promise, [Reason("probe", "approximate", one.subject, one.saved, one.current) for one in differences]
+    )
+
+
+def _read_back(context: RestoreContext, saved: SavedState, matched: Match, promise: Promise) -> ReadBack:
+    """Read the items back, and raise `ContractError` when one did not take its state and that is not permitted."""
+    found = read_back(saved, matched.items, changed=_changed(context, promise), undisturbed=context.undisturbed)
+    lowered = Promise(lowest(reason.level for reason in found.reasons), found.reasons)
+    check_contract(context.contract, lowered, where=saved.manifest.generation, aftermath=_NOT_TAKEN)
+    return found
+
+
+def _lowered(promise: Promise, found: Sequence[Reason]) -> Promise:
+    """Return the promise with reasons that showed after the restore."""
     reasons = (*promise.reasons, *found)
     return Promise(lowest(reason.level for reason in reasons), reasons)
 
