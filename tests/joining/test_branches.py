@@ -134,6 +134,12 @@ def test_an_older_step_is_refused_without_the_word_and_changes_nothing(runs: Run
     assert runs.start().step == 40
 
 
+def test_a_branch_without_a_step_is_a_wrong_call_and_picks_none() -> None:
+    """The newest of all branches may be the one that was left on purpose. Spec: C9.3, C10.5"""
+    with pytest.raises(RequestError, match="no step is named"):
+        Wish(branch=True)
+
+
 def test_the_newest_step_needs_no_word(runs: Runs) -> None:
     assert runs.start(Wish(step=40)).step == 40
 

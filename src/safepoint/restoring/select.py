@@ -35,11 +35,23 @@ class Wish:
 
     With `branch` an older or superseded step may be chosen; what is newer on the lineage then becomes superseded. With
     `required` finding nothing is an error.
+
+    Raises:
+        RequestError: `branch` without a step: which branch is meant is not for us to pick.
     """
 
     step: int | None = None
     branch: bool = False
     required: bool = False
+
+    def __post_init__(self) -> None:
+        if self.branch and self.step is None:
+            raise RequestError(
+                "a restore goes back on purpose, and no step is named",
+                where="branch=True",
+                expected="restore(step=..., branch=True)",
+                remedy="Without branch=True the newest good checkpoint is restored.",
+            )
 
 
 def select(
