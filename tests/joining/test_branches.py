@@ -134,6 +134,37 @@ def test_an_older_step_is_refused_without_the_word_and_changes_nothing(runs: Run
     assert runs.start().step == 40
 
 
+def test_what_a_start_did_on_a_branch_that_was_left_is_not_done_again() -> None:
+    """Of 95 updates 85 are left by going back to 10; the third start goes on where the second one saved."""
+    runs = Runs()
+    first = runs.start()
+    first.live(10, 90)
+    first.train_to(95)
+    first.end()
+    second = runs.start(Wish(step=10, branch=True))
+    second.live(30)
+    second.train_to(32)
+    second.end()
+    third = runs.start()
+    assert (third.step, third.report.replayed) == (30, 2)
+
+
+def test_what_was_left_stays_left_when_the_start_that_left_it_saved_nothing() -> None:
+    runs = Runs()
+    first = runs.start()
+    first.live(10, 90)
+    first.train_to(95)
+    first.end()
+    second = runs.start(Wish(step=10, branch=True))
+    second.end()
+    third = runs.start()
+    assert (third.step, third.report.replayed) == (10, 0)
+    third.train_to(13)
+    third.end()
+    fourth = runs.start()
+    assert (fourth.step, fourth.report.replayed) == (10, 3)
+
+
 def test_a_branch_without_a_step_is_a_wrong_call_and_picks_none() -> None:
     """The newest of all branches may be the one that was left on purpose. Spec: C9.3, C10.5"""
     with pytest.raises(RequestError, match="no step is named"):

@@ -98,9 +98,18 @@ class Session:
             )
 
     def furthest_step(self) -> int:
-        """Return the last update that earlier starts on the lineage are known to have done; 0 when none is known."""
-        journals = (read_journal(self._storage, link.incarnation) for link in self.lineage.chain)
-        return max((journal.last_step for journal in journals if journal.last_step is not None), default=0)
+        """Return the last update that earlier starts on the lineage are known to have done; 0 when none is known.
+
+        What a start did beyond the step to which a later one went back on purpose was left, and is not done again.
+        """
+        resumed = [entry.resumed for entry in self.lineage.incarnations if entry.resumed is not None]
+        branches = [(record.incarnation, record.step) for record in resumed if record.branch]
+        furthest = 0
+        for link in self.lineage.chain:
+            last_step = read_journal(self._storage, link.incarnation).last_step or 0
+            left_at = [step for number, step in branches if number > link.incarnation]
+            furthest = max(furthest, min([last_step, *left_at]))
+        return furthest
 
     def record(
         self,
