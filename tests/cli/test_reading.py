@@ -345,3 +345,32 @@ def test_an_age_counts_from_the_recorded_time() -> None:
     assert age_s("1970-01-01T00:01:00+00:00", 100.0) == 40.0
     assert age_s("1970-01-01T00:01:00Z", 100.0) == 40.0
     assert age_s("yesterday", 100.0) is None
+
+
+@pytest.fixture
+def lost(run: Path) -> Path:
+    """Return a run in which the newest start's record of what it resumed is damaged, and nothing else tells it."""
+    storage = LocalStorage(run)
+    write_incarnation(storage, 3, chain=(*SECOND, LineageLink(3, "step-000000000400-i000002-0badcafe", 400)))
+    (run / "incarnations" / "000003.resumed.json").write_bytes(b"")
+    return run
+
+
+def test_a_run_whose_lineage_cannot_be_told_is_still_listed_so_that_a_step_can_be_chosen(
+    lost: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", str(lost)]) == 0
+    text = capsys.readouterr().out
+    assert "which checkpoints are live cannot be told" in text and "000003.resumed.json" in text
+    code, shown = answer(capsys, "show", f"{lost}@400")
+    assert (code, shown["manifest"]["step"]) == (0, 400)
+    code, verified = answer(capsys, "verify", f"{lost}@400")
+    assert verified["holds"] and code == 0
+
+
+@pytest.mark.parametrize("command", [["show"], ["verify"], ["prune", "--keep-last", "2"]])
+def test_what_needs_the_lineage_is_refused_where_it_cannot_be_told(
+    lost: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert main([*command, str(lost)]) == 1
+    assert "what the newest start resumed from cannot be read" in capsys.readouterr().err

@@ -58,6 +58,9 @@ def _ls(run: Annotated[str, typer.Argument(metavar="RUN")], as_json: JsonOption 
     _print_rows(rows)
     for refusal in source.lineage.damage:
         print_line(f"{refusal.file}: {refusal.reason}")
+    if source.damage is not None:
+        print_line(f"which checkpoints are live cannot be told: {source.damage}")
+        return
     print_line("no checkpoint to resume from" if resumes_at is None else f"resumes at step {resumes_at}")
 
 

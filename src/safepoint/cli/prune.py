@@ -36,6 +36,7 @@ def _prune(
     """
     policy = keep(keep_last, best=_best(best), every=every)
     source = open_run(run)
+    source.require_lineage()
     if is_dry:
         decisions = plan_retention(source.storage, source.lineage, policy)
         if as_json:

@@ -23,12 +23,18 @@ _MOST_STEPS_TOLD = 10
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Hold an opened run, and the step that was asked for."""
+    """Hold an opened run, and the step that was asked for. `damage` says why the live lineage cannot be told."""
 
     url: str
     storage: Storage
     lineage: Lineage
     step: int | None
+    damage: CorruptionError | None = None
+
+    def require_lineage(self) -> None:
+        """Raise `CorruptionError` where it cannot be told which checkpoints are live."""
+        if self.damage is not None:
+            raise self.damage
 
 
 def open_source(text: str) -> Source:
@@ -40,9 +46,9 @@ def open_source(text: str) -> Source:
     url, step = parse_source(text)
     storage = open_storage(url)
     if storage.root_exists():
-        lineage = read_lineage(storage)
+        lineage, damage = _read_lineage(storage)
         if lineage.run is not None or list_generations(storage):
-            return Source(url, storage, lineage, step)
+            return Source(url, storage, lineage, step, damage)
     raise NotFoundError("there is no run here", where=url, remedy="Check the path; nothing was created.")
 
 
@@ -61,7 +67,7 @@ def choose(source: Source) -> Generation:
 
     Raises:
         NotFoundError: Nothing has this step, or nothing was ever committed.
-        CorruptionError: No step was asked for, and all checkpoints are damaged.
+        CorruptionError: No step was asked for, and all checkpoints are damaged, or which are live cannot be told.
     """
     names = list_generations(source.storage)
     if source.step is not None:
@@ -71,6 +77,7 @@ def choose(source: Source) -> Generation:
         steps = sorted({name.step for name in names}, reverse=True)
         shown = ", ".join(map(str, steps[:_MOST_STEPS_TOLD])) + (", …" if len(steps) > _MOST_STEPS_TOLD else "")
         raise NotFoundError("no checkpoint has this step", where=f"{source.url}@{source.step}", found=f"steps {shown}")
+    source.require_lineage()
     damaged = []
     for name in names:
         entry = examine(source.storage, name, source.lineage)
@@ -83,3 +90,11 @@ def choose(source: Source) -> Generation:
         found_text = f"{newest}: {refusal.file}: {refusal.reason}"
         raise CorruptionError("all checkpoints are damaged", where=source.url, found=found_text)
     raise NotFoundError("the run has no checkpoint", where=source.url, remedy="See `safepoint ls` for what is there.")
+
+
+def _read_lineage(storage: Storage) -> tuple[Lineage, CorruptionError | None]:
+    """Return the lineage, without its chain where that cannot be told: a step is to be chosen from what is there."""
+    try:
+        return read_lineage(storage), None
+    except CorruptionError as exc:
+        return read_lineage(storage, needs_chain=False), exc

@@ -61,6 +61,7 @@ def _chosen(source: Source, verifies_all: bool) -> list[Generation]:
     if source.step is not None:
         found = [entry for entry in found if entry.name.step == source.step]
     if not verifies_all:
+        source.require_lineage()
         found = [entry for entry in found if source.lineage.is_live(entry.name)][:1]
     if not found:
         raise NotFoundError("the run has no checkpoint to verify", where=source.url)
