@@ -54,7 +54,7 @@ class Journal:
             self._write(self._appender.replace_last, b'{"step": %d}' % step)
 
     def event(self, kind: str, **facts: object) -> None:
-        """Note something that stays: ``committed``, ``deleted``, ``failed``, ``resumed``, ``closed``."""
+        """Note something that stays: ``resumed``, ``committed`` or ``deleted``, each with its generation."""
         if self._appender is not None:
             self._write(self._appender.append, json.dumps({"event": kind, **facts}).encode("ascii"))
 

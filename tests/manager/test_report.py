@@ -140,6 +140,19 @@ def test_a_branch_names_what_it_leaves_behind(tmp_path: Path) -> None:
     job.manager.close()
 
 
+def test_a_step_that_is_not_there_is_an_error_and_claims_nothing(tmp_path: Path) -> None:
+    """Field reports B150, B151."""
+    job = build(tmp_path, save=sp.every(updates=2))
+    train(job, 4)
+    die(job)
+    before = sorted(tmp_path.rglob("*"))
+    job = build(tmp_path, seed=1)
+    with pytest.raises(sp.NotFoundError, match=r"step 3; found steps 2, 4\. Nothing was changed"):
+        job.manager.restore(step=3)
+    assert sorted(tmp_path.rglob("*")) == before
+    job.manager.close()
+
+
 def test_a_branch_without_a_step_is_refused_before_anything_is_claimed(tmp_path: Path) -> None:
     job = build(tmp_path, save=sp.every(updates=2))
     train(job, 4)

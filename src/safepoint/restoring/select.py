@@ -125,18 +125,13 @@ def nothing_found(storage: Storage, lineage: Lineage, wish: Wish, refused: Mappi
         )
     if wish.step is None and not wish.required:
         return
-    steps = sorted({name.step for name in list_generations(storage)})
-    raise NotFoundError(
-        "no checkpoint matches",
-        where=storage.url,
-        expected="any committed checkpoint" if wish.step is None else f"a committed checkpoint of step {wish.step}",
-        found=f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint",
-        remedy="Nothing was created. Check the path and the step: `safepoint ls` lists what is there.",
-    )
+    raise _no_match(storage, wish)
 
 
 def check_run_is_there(storage: Storage, wish: Wish) -> None:
-    """Raise `NotFoundError` when something was asked for and the path holds no run; creates nothing.
+    """Raise `NotFoundError` when something was asked for and the path holds no run, or no such step; creates nothing.
+
+    A step of which there is a folder may still turn out to be no checkpoint; that is told after the run was joined.
 
     Spec: C1.
     """
@@ -149,6 +144,8 @@ def check_run_is_there(storage: Storage, wish: Wish) -> None:
             expected="a run" if wish.step is None else f"a run with step {wish.step}",
             remedy="Nothing was created. Check the path.",
         )
+    if wish.step is not None and all(name.step != wish.step for name in list_generations(storage)):
+        raise _no_match(storage, wish)
 
 
 def _with_journal(storage: Storage, refusal: Refusal) -> Refusal:
@@ -175,6 +172,17 @@ def _lost_generations(storage: Storage, lineage: Lineage, refused: Mapping[str, 
     named |= {link.resumed for link in lineage.chain if link.resumed is not None}
     present = {str(name) for name in list_generations(storage)}
     return sorted(named - deleted - present - set(refused))
+
+
+def _no_match(storage: Storage, wish: Wish) -> NotFoundError:
+    steps = sorted({name.step for name in list_generations(storage)})
+    return NotFoundError(
+        "no checkpoint matches",
+        where=storage.url,
+        expected="any committed checkpoint" if wish.step is None else f"a committed checkpoint of step {wish.step}",
+        found=f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint",
+        remedy=f"{UNCHANGED} Check the path and the step: `safepoint ls` lists what is there.",
+    )
 
 
 def _needs_branch(storage: Storage, name: GenerationName, newer: GenerationName) -> RequestError:
