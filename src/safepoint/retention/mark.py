@@ -2,7 +2,7 @@
 
 If we die after a tombstone has its name, readers pass the generation over and a later sweep deletes it. A tombstone of
 a start that is off the lineage is void, and so is one on what was resumed last: readers look at the generation as if
-it bore none, and a valid one may take its place.
+it bore none, and a valid one may take its place. A newer start ends the marking: it is looked for before each mark.
 
 Spec: C12.
 """
@@ -13,11 +13,12 @@ from collections.abc import Collection, Iterable
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage, read_tombstone
-from safepoint.errors import ObjectExistsError, OutcomeUnknownError, StorageError
+from safepoint.errors import FencedError, ObjectExistsError, OutcomeUnknownError, StorageError
 from safepoint.format.encoding import seal
 from safepoint.format.names import TOMBSTONE, generation_path
 from safepoint.format.records import TombstoneRecord
 from safepoint.format.version import FORMAT_VERSION
+from safepoint.joining.claim import Claim, check_not_fenced
 from safepoint.retention.policy import Decision
 from safepoint.storage.base import Storage
 
@@ -36,7 +37,7 @@ def mark(
 ) -> tuple[list[str], list[str]]:
     """Publish a tombstone for each generation that is decided to go, and return (what was marked, warnings).
 
-    A mark that fails is a warning: the generation stays and is decided on again at the next save.
+    A mark that fails is a warning: the generation stays and is decided on again at the next save. So is a newer start.
 
     Args:
         storage: Where the run lies.
@@ -53,6 +54,12 @@ def mark(
     for decision in decisions:
         if decision.is_kept or decision.generation in protected:
             continue
+        try:
+            # It may be choosing what to resume from, and would find that gone by the time it reads it.
+            check_not_fenced(storage, Claim(run, incarnation))
+        except FencedError as exc:
+            warnings.append(f"nothing more is marked: {exc.found} is newer")
+            break
         record = TombstoneRecord(
             format=FORMAT_VERSION,
             run=run,
