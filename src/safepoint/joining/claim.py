@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from safepoint.ambient import Ambient, ProcessIdentity
-from safepoint.catalog import Lineage, read_lineage
+from safepoint.catalog import Lineage, list_generations, read_lineage
 from safepoint.errors import (
     CorruptionError,
     FencedError,
@@ -95,7 +95,9 @@ def claim_incarnation(
     lineage = read_lineage(storage, needs_chain=False)
     if not takeover:
         _refuse_beside(storage, lineage, ambient, wait_s)
-    claim = Claim(run, _publish_claim(storage, ambient, run, lineage.newest + 1, world_size, versions))
+    # A number that a generation bears was claimed, also when its record is gone.
+    used = max([lineage.newest, *(name.incarnation for name in list_generations(storage))])
+    claim = Claim(run, _publish_claim(storage, ambient, run, used + 1, world_size, versions))
     try:
         storage.sync_folder(INCARNATIONS)
         if not takeover:
@@ -262,6 +264,8 @@ def _holds(storage: Storage, path: str, data: bytes) -> bool:
 def _ensure_run(storage: Storage, ambient: Ambient) -> str:
     lineage = read_lineage(storage, needs_chain=False)
     if lineage.run is not None:
+        # Somebody may have removed a folder by hand; what stands in the others is not to be lost for it.
+        _make_folders(storage)
         return lineage.run
     storage.make_root()
     record = RunRecord(
@@ -271,15 +275,19 @@ def _ensure_run(storage: Storage, ambient: Ambient) -> str:
         created=utc_text(ambient.now()),
         nonce=ambient.token(_NONCE_BYTES),
     )
-    for folder in (INCARNATIONS, GENERATIONS, JOURNAL):
-        storage.make_folder(folder)
-    storage.sync_folder("")
+    _make_folders(storage)
     try:
         publish_record(storage, RUN_RECORD, record)
     except ObjectExistsError:
         return unseal(storage.read(RUN_RECORD, limit_bytes=RECORD_LIMIT_BYTES), RunRecord, where=RUN_RECORD).run
     storage.sync_folder("")
     return record.run
+
+
+def _make_folders(storage: Storage) -> None:
+    for folder in (INCARNATIONS, GENERATIONS, JOURNAL):
+        storage.make_folder(folder)
+    storage.sync_folder("")
 
 
 def _publish_claim(
