@@ -27,11 +27,10 @@ from safepoint.format.manifest import Manifest
 from safepoint.format.names import MANIFEST, VERIFIED, generation_path, is_data_name
 from safepoint.format.plain import decode_plain
 from safepoint.format.records import VerifiedRecord
-from safepoint.format.state_digest import item_digest
 from safepoint.format.version import FORMAT_VERSION
 from safepoint.joining.claim import utc_text
 from safepoint.restoring.header import check_header
-from safepoint.restoring.validate import HEADER_LIMIT_BYTES, read_index
+from safepoint.restoring.validate import HEADER_LIMIT_BYTES, other_digests, read_index
 from safepoint.storage.base import Storage
 
 BUFFER_BYTES = 8 << 20
@@ -213,16 +212,9 @@ def _check_ranks(manifest: Manifest, indexes: list[Index]) -> Iterator[Finding]:
             MANIFEST, "manifest and indexes name other items", str(sorted(manifest.items)), str(sorted(listed))
         )
     elif manifest.world_size == 1:
-        yield from _check_item_digests(manifest, indexes[0])
-
-
-def _check_item_digests(manifest: Manifest, index: Index) -> Iterator[Finding]:
-    for name, item in index.items.items():
-        found = item_digest(item, [tensor for tensor in index.tensors if tensor.item == name])
-        if found != manifest.items[name].digest:
-            yield Finding(
-                MANIFEST, f"item {name!r} has another digest in the index", manifest.items[name].digest, found
-            )
+        for name, digest in other_digests(manifest, indexes[0]):
+            what = f"item {name!r} has another digest in the index"
+            yield Finding(MANIFEST, what, manifest.items[name].digest, digest)
 
 
 def _check_sizes(storage: Storage, manifest: Manifest, findings: list[Finding]) -> dict[str, int]:
