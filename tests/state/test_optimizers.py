@@ -386,6 +386,6 @@ def test_configuration_is_that_of_registration() -> None:
     item = OptimizerItem("optimizer", optimizer, lambda: qualified_parameters({"model": model}))
     optimizer.param_groups[0]["lr"] = 0.01
     configuration: Any = item.configuration()
-    assert configuration["class"] == "torch.optim.sgd.SGD"
+    assert configuration["class"] == "SGD"
     assert configuration["groups"][0]["options"]["lr"] == 0.1
     assert configuration["groups"][0]["parameters"] == 4

@@ -13,6 +13,7 @@ ReplayKind = Literal["exact", "may_repeat", "may_skip"]
 
 _KINDS: tuple[ReplayKind, ...] = ("exact", "may_repeat", "may_skip")
 _RECORD_VERSION = 1
+_FIELDS = ("version", "name", "offset", "ahead", "replay", "replay_count")
 _LARGEST = (1 << 63) - 1
 
 
@@ -181,8 +182,9 @@ class _SavedCursor:
     replay: Replay
 
 
-def _parse(state: Mapping[str, object]) -> _SavedCursor:
-    version = state.get("version")
+def _parse(state: object) -> _SavedCursor:
+    fields = state if isinstance(state, Mapping) else {}
+    version = fields.get("version")
     if type(version) is int and version > _RECORD_VERSION:
         raise FormatVersionError(
             "the offset of a source was recorded by a newer version of safepoint",
@@ -191,16 +193,16 @@ def _parse(state: Mapping[str, object]) -> _SavedCursor:
             remedy="Upgrade safepoint.",
         )
     is_version = type(version) is int and version == _RECORD_VERSION
-    name, offset = state.get("name"), state.get("offset")
-    kind, count = state.get("replay"), state.get("replay_count")
-    is_whole = type(offset) is int and 0 <= offset <= _LARGEST
+    name, offset, ahead = fields.get("name"), fields.get("offset"), fields.get("ahead")
+    kind, count = fields.get("replay"), fields.get("replay_count")
+    is_whole = all(type(one) is int and 0 <= one <= _LARGEST for one in (offset, ahead, count))
     is_named = name is None or isinstance(name, str)
-    is_policy = kind in _KINDS and type(count) is int and (count == 0) == (kind == "exact") and count >= 0
-    if not (is_version and is_whole and is_named and is_policy):
+    is_policy = kind in _KINDS and (count == 0) == (kind == "exact")
+    if not (set(fields) == set(_FIELDS) and is_version and is_whole and is_named and is_policy):
         raise MismatchError(
             "the state is not one of a cursor",
-            expected="version, name, offset, replay and replay_count",
-            found=f"{dict(state)!r}"[:200],
+            expected=", ".join(_FIELDS),
+            found=f"{state!r}"[:200],
             remedy="Restore it into the kind of object that saved it.",
         )
     # The types were seen to be right just above; mypy cannot follow them through the flags.

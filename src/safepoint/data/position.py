@@ -110,6 +110,16 @@ class BatchPlan:
         share = share_of_batch(position.samples, stop, rank=self.rank, world_size=self.world_size)
         return Batch(position.epoch, share.start, self.order(position.epoch).block(share.start, share.stop))
 
+    def samples_in(self, position: Position, batches: int) -> int:
+        """Return the number of this rank's samples in so many batches from a position on."""
+        number = 0
+        for _ in range(batches):
+            stop = min(position.samples + self.global_batch, self.dataset.length)
+            share = share_of_batch(position.samples, stop, rank=self.rank, world_size=self.world_size)
+            number += share.stop - share.start
+            position = self.advance(position, 1)
+        return number
+
     def rest_of_epoch(self, position: Position) -> Iterator[Batch]:
         """Yield this rank's part of each batch from a position to the end of its epoch."""
         for _ in range(self.remaining(position)):
@@ -189,13 +199,15 @@ def record_position(plan: BatchPlan, position: Position, *, handed: int, ahead: 
     )
 
 
-def parse_record(state: Mapping[str, object]) -> PositionRecord:
+def parse_record(state: object) -> PositionRecord:
     """Return the record that a state holds.
 
     Raises:
         FormatVersionError: A newer version of safepoint wrote the state.
         MismatchError: The state is not one of this kind of loader, lacks a part, or names an order that is not known.
     """
+    if not isinstance(state, Mapping):
+        raise _not_ours("state", "a mapping", state)
     version = state.get("version")
     if type(version) is int and version > RECORD_VERSION:
         raise FormatVersionError(
@@ -235,6 +247,11 @@ def parse_record(state: Mapping[str, object]) -> PositionRecord:
     )
     if record.ahead > record.handed:
         raise _not_ours("ahead", f"at most the {record.handed} handed out", record.ahead)
+    if record.global_batch != record.batch_size * record.world_size or record.global_batch == 0:
+        raise _not_ours("global_batch", "batch_size times world_size", record.global_batch)
+    if not record.batches <= record.samples < max(record.dataset.length, 1):
+        within = f"from {record.batches} batches on, within {record.dataset.length}"
+        raise _not_ours("samples", f"a position {within}", record.samples)
     if record.order not in KNOWN_ORDERS:
         raise MismatchError(
             "the order of the samples was computed by an algorithm that this version does not know",

@@ -5,15 +5,21 @@ Pure: works on names and options.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from safepoint.errors import Difference
+from safepoint.state.stored import malformed
 
 # Options that schedulers write into groups. They come and go with a scheduler, so that their presence alone is no
 # difference between two optimizers.
 SCHEDULED_OPTIONS = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+
+
+# Kinds of devices that torch knows; a stored one is a hint, never asked of torch unless it is among them.
+DEVICE_KINDS = frozenset({"cpu", "cuda", "mps", "xpu", "hpu", "meta", "mtia", "privateuseone", "ipu", "xla", "vulkan"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,9 @@ def match_groups(
         live: The names in each live group.
         known: All names that a parameter of this process has.
     """
+    stored = [name for group in saved for name in set(group.parameters)]
+    if len(set(stored)) != len(stored):
+        raise malformed(f"{item}.groups", "each parameter in one group", "one of them in two")
     place = {name: index for index, names in enumerate(live) for name in names}
     pairs: dict[int, int] = {}
     created: list[int] = []
@@ -66,6 +75,7 @@ def match_groups(
         found += _regrouped(item, number, group, hosts, [name for name in absent if name in known], pairs)
         for host in hosts:
             pairs.setdefault(host, number)
+            found += _repeated(item, host, group, live[host])
     before = {name for group in saved for name in group.parameters}
     fresh = [name for names in live for name in names if name not in before]
     found += [Difference(f"{item}.added", name, "absent", "optimised") for name in fresh]
@@ -79,6 +89,25 @@ def compare_options(item: str, saved: Mapping[str, Any], live: Mapping[str, Any]
     return [Difference(f"{item}.{key}", subject, f"{key}={saved[key]!r}", "no such option") for key in gone] + [
         Difference(f"{item}.{key}", subject, "no such option", f"{key}={live[key]!r}") for key in come
     ]
+
+
+def check_numbers(item: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+    """Check that what is a number here, or a row of numbers, is no text, mapping or the like in the checkpoint.
+
+    Raises:
+        CorruptionError: It is.
+    """
+    for key, value in live.items():
+        if key not in saved or not _is_number(value):
+            continue
+        rows = [saved[key]]
+        if isinstance(value, tuple):
+            if type(saved[key]) not in (tuple, list) or len(saved[key]) != len(value):
+                raise malformed(f"{item}: {key}", f"{len(value)} numbers", repr(saved[key])[:80])
+            rows = list(saved[key])
+        for one in rows:
+            if type(one) in (str, bytes, dict, list, tuple, set, frozenset):
+                raise malformed(f"{item}: {key}", "a number", repr(one)[:80])
 
 
 def ordered(names: Sequence[str], by: Sequence[str]) -> list[str]:
@@ -96,6 +125,23 @@ def recorded_order(live: Sequence[Sequence[str]], recorded: Sequence[Sequence[st
     rank = {name: index for index, names in enumerate(recorded) for name in names}
     last = len(recorded)
     return sorted(range(len(live)), key=lambda index: min((rank.get(name, last) for name in live[index]), default=last))
+
+
+def _repeated(item: str, host: int, group: SavedGroup, live: Sequence[str]) -> list[Difference]:
+    """Return a difference for each parameter that stands in its group more or less often; torch allows it, warning."""
+    before, now = Counter(group.parameters), Counter(live)
+    subject = f"{item}.param_groups[{host}]"
+    return [
+        Difference(f"{item}.groups", subject, f"{name} {before[name]} times", f"{now[name]} times")
+        for name in before
+        if name in now and before[name] != now[name]
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return bool(value) and all(_is_number(one) for one in value)
+    return type(value) in (int, float) or hasattr(value, "dtype")
 
 
 def _regrouped(

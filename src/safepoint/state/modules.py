@@ -24,11 +24,20 @@ from safepoint.format.plain import ScalarLeaf, TensorLeaf
 from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
 from safepoint.state.names import Slot, walk_modules, walk_slots, wrapped_key
 from safepoint.state.own_state import refuse_own_state
-from safepoint.state.parts import Signature, describe, new_tensors, put_back, signature, targets_in
+from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
+from safepoint.state.rebuild import check_plain
+from safepoint.state.stored import elements, malformed, record
 from safepoint.state.tensors import NewTensorTarget, TensorSource, check_storable, spec_of, write_into
 from safepoint.state.tree import flatten, segment, unflatten
 
 _EXTRA = "@extra_state"
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "kind": str,
+    "persistent": bool,
+    "requires_grad": bool,
+    "value": (TensorLeaf, ScalarLeaf, dict),
+    "ties": list,
+}
 # An object that prints as its address prints another one in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -42,6 +51,15 @@ class _Entry:
     names: tuple[str, ...]
     value: Any
     requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """Hold a stored tree, parsed: entries by each of their names, extra state and deviating modules by path."""
+
+    entries: Mapping[str, _Entry]
+    extra: Mapping[str, Any]
+    training: list[str]
 
 
 class ModuleItem:
@@ -114,7 +132,8 @@ class ModuleItem:
         """Return every difference of names, shapes, dtypes, layouts, ties, persistence, extra state and training."""
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
-        stored, live = _parse(saved), self._live()
+        parsed = _parse(saved, self._name)
+        stored, live = parsed.entries, self._live()
         found: list[Difference] = []
         for name, entry in stored.items():
             slot = live.get(name)
@@ -126,12 +145,13 @@ class ModuleItem:
             if slot.tensor is not None and name not in stored:
                 found.append(self._difference("added", name, "absent", f"a {slot.kind}"))
         found += self._compare_ties(stored, live)
-        return found + self._compare_modules(saved)
+        found += self._compare_modules(parsed)
+        return found or self._compare_holders(stored, live)
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return targets in the live memory; entries without a place or of another shape have none."""
         live = self._live()
-        stored = _parse(saved)
+        stored = _parse(saved, self._name).entries
         self._targets = {}
         taken: set[int] = set()
         for entry in dict.fromkeys(stored.values()):
@@ -156,10 +176,11 @@ class ModuleItem:
         """Finish the live tensors, set grad flags and extra state; return the names of tensors left as they were."""
         live = self._live()
         written: dict[str, torch.Tensor] = {}
-        for entry in dict.fromkeys(_parse(saved).values()):
+        parsed = _parse(saved, self._name)
+        for entry in dict.fromkeys(parsed.entries.values()):
             if entry.names[0] in self._targets:
                 self._finish(entry, live, self._targets[entry.names[0]], saved, written)
-        self._apply_extra(saved)
+        self._apply_extra(parsed)
         self._targets = {}
         self._extra_targets = {}
         reached = {id(tensor) for tensor in written.values()}
@@ -200,8 +221,8 @@ class ModuleItem:
             if entry.kind == "parameter" and (slot.tensor.is_floating_point() or slot.tensor.is_complex()):
                 slot.tensor.requires_grad_(entry.requires_grad)
 
-    def _apply_extra(self, saved: SavedItem) -> None:
-        states = unflatten(_field(saved.plain, "extra", dict), new_tensors(self._extra_targets))
+    def _apply_extra(self, saved: _Saved) -> None:
+        states = unflatten(dict(saved.extra), new_tensors(self._extra_targets))
         modules = self._with_extra_state()
         for path, state in states.items():
             if path in modules:
@@ -266,11 +287,26 @@ class ModuleItem:
             if there[name] != here[name]
         ]
 
-    def _compare_modules(self, saved: SavedItem) -> list[Difference]:
-        there, here = set(_field(saved.plain, "extra", dict)), set(self._with_extra_state())
+    def _compare_holders(self, stored: Mapping[str, _Entry], live: Mapping[str, Slot]) -> list[Difference]:
+        found = []
+        for name, entry in stored.items():
+            tensor = live[name].tensor
+            if tensor is None or name != entry.names[0]:
+                continue
+            is_differentiable = tensor.is_floating_point() or tensor.is_complex()
+            takes_flag = entry.kind == "parameter" and is_differentiable
+            value, _ = describe(tensor, segment(name), f"{self._name}.{name}")
+            there, here = (held_as(one, takes_flag=takes_flag) for one in (entry.value, value))
+            is_flag_equal = takes_flag or entry.requires_grad == tensor.requires_grad
+            if there != here or not is_flag_equal or flag_of(entry.value, entry.requires_grad) != entry.requires_grad:
+                found.append(self._difference("layout", name, f"held as {there}", f"held as {here}"))
+        return found
+
+    def _compare_modules(self, saved: _Saved) -> list[Difference]:
+        there, here = set(saved.extra), set(self._with_extra_state())
         found = [self._difference("removed", path, "extra state", "absent") for path in sorted(there - here)]
         found += [self._difference("added", path, "absent", "extra state") for path in sorted(here - there)]
-        before, after = set(_field(saved.plain, "training", list)), set(self._deviating())
+        before, after = set(saved.training), set(self._deviating())
         for path in sorted(before ^ after):
             text = {True: "mode other than the root's", False: "mode of the root"}
             found.append(self._difference("training", path, text[path in before], text[path in after]))
@@ -323,24 +359,24 @@ def _can_create(slot: Slot, entry: _Entry) -> bool:
     return slot.kind == entry.kind == "buffer" and isinstance(entry.value, TensorLeaf | ScalarLeaf)
 
 
-def _parse(saved: SavedItem) -> dict[str, _Entry]:
-    """Return the stored entries under each of their names."""
+def _parse(saved: SavedItem, item: str) -> _Saved:
+    """Return what a stored tree says; entries stand under each of their names."""
+    whole = record(saved.plain, {"entries": dict, "extra": dict, "training": list}, item=item)
     entries: dict[str, _Entry] = {}
-    for first, fields in _field(saved.plain, "entries", dict).items():
-        names = (first, *_field(fields, "ties", list))
-        kind, is_persistent = _field(fields, "kind", str), _field(fields, "persistent", bool)
-        entry = _Entry(kind, is_persistent, names, fields.get("value"), _field(fields, "requires_grad", bool))
+    leaders = elements(list(whole["entries"]), str, item=item)
+    for first in leaders:
+        fields = record(whole["entries"][first], _FIELDS, item=f"{item}.{first}")
+        names = (first, *elements(fields["ties"], str, item=f"{item}.{first}"))
+        if names != tuple(sorted(set(names))) or fields["kind"] not in ("parameter", "buffer"):
+            raise malformed(f"{item}.{first}", "a parameter or buffer with its names in order", str(names)[:120])
+        entry = _Entry(fields["kind"], fields["persistent"], names, fields["value"], fields["requires_grad"])
         for name in names:
             if name in entries:
-                raise CorruptionError("a stored module names a tensor twice", where=str(name))
+                raise CorruptionError("a stored module names a tensor twice", where=name)
             entries[name] = entry
-    return entries
-
-
-def _field(holder: Any, key: str, kind: type) -> Any:
-    value = holder.get(key) if isinstance(holder, dict) else None
-    if type(value) is not kind:
-        raise CorruptionError(
-            "a stored module item is malformed", where=key, expected=kind.__name__, found=type(value).__name__
-        )
-    return value
+    extra, training = whole["extra"], whole["training"]
+    for listed in (leaders, elements(list(extra), str, item=item), elements(training, str, item=item)):
+        if listed != sorted(set(listed)):
+            raise malformed(item, "names in order", str(listed)[:120])
+    check_plain([[entry.value for entry in dict.fromkeys(entries.values())], extra], saved.specs, item=item)
+    return _Saved(entries, extra, training)

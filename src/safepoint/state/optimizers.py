@@ -19,23 +19,23 @@ from typing import Any
 
 import torch
 
-from safepoint.errors import CorruptionError, Difference, RequestError
-from safepoint.format.plain import Shared
+from safepoint.errors import Difference, RequestError
 from safepoint.state.groups import (
     SCHEDULED_OPTIONS,
     Matching,
     SavedGroup,
+    check_numbers,
     compare_options,
     match_groups,
     recorded_order,
 )
 from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
 from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
+from safepoint.state.optimizer_tree import NOT_OPTIONS, SavedOptimizer, parse_optimizer, states_of
 from safepoint.state.rebuild import Rebuilder, to_kind
+from safepoint.state.stored import malformed
 from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, TensorSource, spec_of
-from safepoint.state.tree import flatten
-
-_NOT_OPTIONS = ("params", "param_names")
+from safepoint.state.tree import class_name, flatten
 
 
 class OptimizerItem:
@@ -63,7 +63,7 @@ class OptimizerItem:
         self._restored: dict[str, torch.Tensor] = {}
         self._recorded: list[tuple[str, ...]] = []
         self._settlers: dict[str, Callable[[], object]] = {}
-        self._applied: tuple[SavedItem, Permits] | None = None
+        self._applied: tuple[SavedOptimizer, Permits] | None = None
         self._configured = [
             (len(group["params"]), {key: _as_number(value) for key, value in _options(group).items()})
             for group in optimizer.param_groups
@@ -90,7 +90,7 @@ class OptimizerItem:
             kept = {key: value for key, value in options.items() if key not in SCHEDULED_OPTIONS}
             groups.append({"parameters": count, "options": kept})
         groups.sort(key=repr)
-        return flatten({"class": _class_of(self._optimizer), "groups": groups}, path=self._name)[0]
+        return flatten({"class": class_name(self._optimizer), "groups": groups}, path=self._name)[0]
 
     def count(self) -> int | None:
         """Return the highest count of steps in the state; None if the optimizer keeps none."""
@@ -119,23 +119,26 @@ class OptimizerItem:
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
         found: list[Difference] = []
-        before, now = str(_field(saved.plain, "class", str)), _class_of(self._optimizer)
-        if before != now:
-            found.append(Difference(f"{self._name}.type", self._name, before, now))
-        groups, matching = self._match(saved)
+        parsed, now = parse_optimizer(saved, self._name), class_name(self._optimizer)
+        if parsed.class_name != now:
+            found.append(Difference(f"{self._name}.type", self._name, parsed.class_name, now))
+        groups, matching = parsed.groups, self._match(parsed)
+        self._check_states(parsed)
         found += matching.differences
         for number, host in matching.pairs:
             live = _options(self._optimizer.param_groups[host])
+            check_numbers(self._name, groups[number].options, live)
             found += compare_options(self._name, groups[number].options, live, f"{self._name}.param_groups[{host}]")
         return list(dict.fromkeys(found))
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return a target for each stored tensor: the live state tensor where it fits, else a tensor to be made."""
         plain, tensors = self._flatten()
-        own = unshared_names(_states(plain))
+        own = unshared_names(states_of(plain["state"], self._name))
         live = {name: tensor for name, tensor in tensors if name in own}
-        exact = unshared_names(_states(saved.plain))
-        owners = self._owners(saved)
+        parsed = parse_optimizer(saved, self._name)
+        exact = unshared_names(parsed.states)
+        owners = self._owners(parsed, saved.plain)
         self._targets = {}
         for name, spec in saved.specs.items():
             kind, parameter, saved_kind = owners.get(name, ("cpu", None, ""))
@@ -151,35 +154,35 @@ class OptimizerItem:
         """Set state and hyper-parameters; return the parameters whose state was left as it was."""
         self._restored = {name: target.tensor for name, target in self._targets.items() if target.tensor is not None}
         self._targets = {}
-        groups, matching = self._match(saved)
+        parsed = parse_optimizer(saved, self._name)
+        groups, matching = parsed.groups, self._match(parsed)
         current: list[tuple[torch.Tensor | None, str]] = [(None, "")]
         rebuilder = Rebuilder(self._restored, lambda tensor, kind: _follow(tensor, kind, *current[0]))
         options = [rebuilder.build(dict(group.options)) for group in groups]
         kinds = {name: kind for group in groups for name, kind in zip(group.parameters, group.devices, strict=True)}
         named = self._parameters()
         state: dict[str, Any] = {}
-        for name, value in _states(saved.plain).items():
+        for name, value in parsed.states.items():
             current[0] = (named.get(name), kinds.get(name, ""))
             state[name] = rebuilder.build(value)
         current[0] = (None, "")
-        other = rebuilder.build(_field(saved.plain, "other", dict))
-        self._hand_back(rebuilder.build(_field(saved.plain, "extra", dict)))
+        other = rebuilder.build(parsed.other)
+        self._hand_back(rebuilder.build(parsed.extra))
         self._create_groups(groups, options, matching)
         self._set_options(groups, options, matching, permits)
         self._recorded = [group.parameters for group in groups]
-        self._applied = (saved, permits)
+        self._applied = (parsed, permits)
         return self._set_state(state, other, frozenset(kinds))
 
-    def reapply_hyperparameters(self, saved: SavedItem | None = None, permits: Permits | None = None) -> None:
+    def reapply_hyperparameters(self) -> None:
         """Set the groups' options once more, as the last `apply` did; does nothing before one.
 
-        A scheduler that is built or restored after the optimizer has written into them. Without arguments those of the
-        last `apply` are taken.
+        A scheduler that is built or restored after the optimizer has written into them.
         """
         if self._applied is None:
             return
-        saved, permits = saved or self._applied[0], permits or self._applied[1]
-        groups, matching = self._match(saved)
+        parsed, permits = self._applied
+        groups, matching = parsed.groups, self._match(parsed)
         rebuilder = Rebuilder(self._restored, to_kind)
         options = [rebuilder.build(dict(group.options)) for group in groups]
         self._set_options(groups, options, matching, permits)
@@ -214,7 +217,7 @@ class OptimizerItem:
                 state.setdefault(item, {})[name] = optimizer.state[parameter]
         other = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
         whole = {
-            "class": _class_of(optimizer),
+            "class": class_name(optimizer),
             "groups": groups,
             "state": state,
             "other": other,
@@ -240,22 +243,26 @@ class OptimizerItem:
 
         return name_of
 
-    def _match(self, saved: SavedItem) -> tuple[list[SavedGroup], Matching]:
-        groups = _parse_groups(saved)
-        return groups, match_groups(self._name, groups, self.group_names(), frozenset(self._parameters()))
+    def _match(self, saved: SavedOptimizer) -> Matching:
+        return match_groups(self._name, saved.groups, self.group_names(), frozenset(self._parameters()))
 
-    def _owners(self, saved: SavedItem) -> dict[str, tuple[str, torch.Tensor | None, str]]:
+    def _check_states(self, saved: SavedOptimizer) -> None:
+        """Refuse a state of a parameter that is in no group and that nobody has here: it would vanish unseen."""
+        known = {name for group in saved.groups for name in group.parameters} | set(self._parameters())
+        stray = [name for name in saved.states if name not in known]
+        if stray:
+            raise malformed(f"{self._name}.state", "parameters of the groups", ", ".join(stray[:4]))
+
+    def _owners(self, saved: SavedOptimizer, plain: Any) -> dict[str, tuple[str, torch.Tensor | None, str]]:
         """Return for each stored tensor the device kind it was on, its parameter, and that one's kind at the save."""
         named = self._parameters()
         kinds = {
-            name: kind
-            for group in _parse_groups(saved)
-            for name, kind in zip(group.parameters, group.devices, strict=True)
+            name: kind for group in saved.groups for name, kind in zip(group.parameters, group.devices, strict=True)
         }
         owners: dict[str, tuple[str, torch.Tensor | None, str]] = {
-            leaf.name: (leaf.device, None, "") for leaf in leaves_of(saved.plain)
+            leaf.name: (leaf.device, None, "") for leaf in leaves_of(plain)
         }
-        for name, value in _states(saved.plain).items():
+        for name, value in saved.states.items():
             for leaf in leaves_of(value):
                 owners[leaf.name] = (leaf.device, named.get(name), kinds.get(name, ""))
         return owners
@@ -329,38 +336,8 @@ def _parts(value: Any) -> list[Any]:
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     # Sorted, because the order of keys says when a scheduler was built and nothing else.
-    return {key: value for key, value in sorted(group.items()) if key not in _NOT_OPTIONS}
+    return {key: value for key, value in sorted(group.items()) if key not in NOT_OPTIONS}
 
 
 def _as_number(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
-
-
-def _class_of(optimizer: torch.optim.Optimizer) -> str:
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-
-
-def _parse_groups(saved: SavedItem) -> list[SavedGroup]:
-    groups = []
-    for group in _field(saved.plain, "groups", list):
-        names, devices = _field(group, "parameters", list), _field(group, "devices", list)
-        if len(names) != len(devices):
-            raise CorruptionError("a stored group names a device too many or too few", where="groups")
-        groups.append(SavedGroup(tuple(names), tuple(devices), _field(group, "options", dict)))
-    return groups
-
-
-def _states(plain: Any) -> dict[str, Any]:
-    """Return the stored state of each parameter by its qualified name, in stored order."""
-    states = _field(plain, "state", dict)
-    return {f"{item}/{name}": value for item in states for name, value in _field(states, item, dict).items()}
-
-
-def _field(holder: Any, key: str, kind: type) -> Any:
-    value = holder.get(key) if isinstance(holder, dict) else None
-    value = value.value if isinstance(value, Shared) else value
-    if type(value) is not kind:
-        raise CorruptionError(
-            "a stored optimizer item is malformed", where=key, expected=kind.__name__, found=type(value).__name__
-        )
-    return value

@@ -117,6 +117,26 @@ def new_tensors(targets: Mapping[str, Target]) -> dict[str, torch.Tensor]:
     }
 
 
+def held_as(value: Any, *, takes_flag: bool) -> object:
+    """Return how a description says that its tensor is held, without what a restore sets.
+
+    The kind of device is a hint. `takes_flag` says that `requires_grad` is restored.
+    """
+    if isinstance(value, TensorLeaf | ScalarLeaf):
+        name = value.name if isinstance(value, TensorLeaf) else ""
+        return (type(value), name, value.container, None if takes_flag else value.requires_grad)
+    if not isinstance(value, dict):
+        return value
+    free = {"is_coalesced", "requires_grad"} if takes_flag else {"is_coalesced"}
+    return [(key, held_as(part, takes_flag=takes_flag)) for key, part in value.items() if key not in free]
+
+
+def flag_of(value: Any, default: bool) -> bool:
+    """Return a description's flag; one without, of a wrapper, has that of its entry."""
+    flag = value.get("requires_grad", default) if isinstance(value, dict) else value.requires_grad
+    return flag is True
+
+
 def _is_wrapper(tensor: torch.Tensor, path: str) -> bool:
     refuse_distributed(tensor, path)
     if torch.nn.parameter.is_lazy(tensor) or tensor.is_nested:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from safepoint.errors import CorruptionError, Difference
+from safepoint.errors import Difference
 from safepoint.state.item import STREAMS_ITEM, CapturedItem, Permits, SavedItem, Target
+from safepoint.state.stored import elements, malformed, reading, record
 
 _ENGINES = ("cuda", "xpu", "mps")
 
@@ -79,7 +81,7 @@ class GlobalRandomItem:
         """Return a difference for each kind of device whose number of streams is not the same."""
         if saved.type != self.type:
             return [Difference("rng", self._name, saved.type, self.type)]
-        states = _dict(saved.plain)
+        states = _parse_streams(saved.plain, self._name)
         found = []
         for kind in _ENGINES:
             before = len(states.get(kind, ()))
@@ -88,7 +90,7 @@ class GlobalRandomItem:
             if before != now:
                 found.append(Difference("rng", f"random streams of {kind}", f"{before} devices", f"{now} devices"))
         generator = np.random.get_state(legacy=False)["bit_generator"]
-        before_name = _dict(states.get("numpy")).get("bit_generator")
+        before_name = states["numpy"].get("bit_generator")
         if before_name != generator:
             found.append(Difference("rng", "global numpy stream", str(before_name), str(generator)))
         return found
@@ -102,7 +104,8 @@ class GlobalRandomItem:
         unequal = {difference.subject for difference in self.check(saved)}
         skipped = [kind for kind in _ENGINES if f"random streams of {kind}" in unequal]
         skipped += ["numpy"] if "global numpy stream" in unequal else []
-        states = {name: state for name, state in _dict(saved.plain).items() if name not in skipped}
+        states = _parse_streams(saved.plain, self._name)
+        states = {name: state for name, state in states.items() if name not in skipped}
         RandomStreams(states).put_back()
         return [f"random stream {name}" for name in skipped]
 
@@ -128,7 +131,13 @@ class TorchGeneratorItem:
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the generator is of another kind of device."""
-        return _compare_form(self._name, self.type, self._generator.device.type, saved)
+        if saved.type != self.type:
+            return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
+        form, state = _parse_form(saved, bytes, self._name)
+        found = _compare_form(self._name, form, self._generator.device.type)
+        if not found:
+            _try_torch(state, form, self._name)
+        return found
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return nothing: the state is bytes of the tree."""
@@ -138,7 +147,7 @@ class TorchGeneratorItem:
         """Set the state, unless a permitted difference of kind makes it impossible."""
         if self.check(saved):
             return ["the generator"]
-        self._generator.set_state(_to_tensor(_dict(saved.plain)["state"]))
+        self._generator.set_state(_to_tensor(_parse_form(saved, bytes, self._name)[1]))
         return []
 
 
@@ -158,11 +167,17 @@ class NumpyGeneratorItem:
 
     def capture(self) -> CapturedItem:
         """Return the state, and which bit generator it is of."""
-        return CapturedItem(self.type, {"form": self._form(), "state": _pack(self._get())})
+        return CapturedItem(self.type, {"form": self._form(), "state": _pack(_numpy_state(self._generator))})
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when class or bit generator are not the same."""
-        return _compare_form(self._name, self.type, self._form(), saved)
+        if saved.type != self.type:
+            return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
+        form, state = _parse_form(saved, dict, self._name)
+        found = _compare_form(self._name, form, self._form())
+        if not found:
+            _try_numpy(copy.deepcopy(self._generator), state, self._name)
+        return found
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return nothing: the state is bytes of the tree."""
@@ -172,20 +187,11 @@ class NumpyGeneratorItem:
         """Set the state, unless a permitted difference of kind makes it impossible."""
         if self.check(saved):
             return ["the generator"]
-        state = _unpack(_dict(saved.plain)["state"])
-        if isinstance(self._generator, np.random.RandomState):
-            self._generator.set_state(state)
-        else:
-            self._generator.bit_generator.state = state
+        _set_numpy(self._generator, _parse_form(saved, dict, self._name)[1])
         return []
 
     def _form(self) -> str:
-        return f"{type(self._generator).__name__} over {self._get()['bit_generator']}"
-
-    def _get(self) -> dict[str, Any]:
-        if isinstance(self._generator, np.random.RandomState):
-            return dict(self._generator.get_state(legacy=False))
-        return dict(self._generator.bit_generator.state)
+        return f"{type(self._generator).__name__} over {_numpy_state(self._generator)['bit_generator']}"
 
 
 class PythonRandomItem:
@@ -209,7 +215,13 @@ class PythonRandomItem:
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when Python's form of the state has changed."""
-        return _compare_form(self._name, self.type, f"version {self._generator.getstate()[0]}", saved)
+        if saved.type != self.type:
+            return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
+        form, state = _parse_form(saved, tuple, self._name)
+        found = _compare_form(self._name, form, f"version {self._generator.getstate()[0]}")
+        if not found:
+            _try_python(state, self._name)
+        return found
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return nothing: the state is bytes of the tree."""
@@ -219,15 +231,12 @@ class PythonRandomItem:
         """Set the state, unless a permitted difference of form makes it impossible."""
         if self.check(saved):
             return ["the generator"]
-        self._generator.setstate(_unpack_python(_dict(saved.plain)["state"]))
+        self._generator.setstate(_unpack_python(_parse_form(saved, tuple, self._name)[1]))
         return []
 
 
-def _compare_form(name: str, kind: str, form: str, saved: SavedItem) -> list[Difference]:
-    if saved.type != kind:
-        return [Difference(f"{name}.type", name, saved.type, kind)]
-    before = str(_dict(saved.plain).get("form"))
-    return [] if before == form else [Difference(f"{name}.type", name, before, form)]
+def _compare_form(name: str, saved: str, live: str) -> list[Difference]:
+    return [] if saved == live else [Difference(f"{name}.type", name, saved, live)]
 
 
 def _pack_python(state: Any) -> tuple[int, bytes, float | None]:
@@ -266,10 +275,71 @@ def _to_tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def _dict(plain: Any) -> dict[str, Any]:
-    if type(plain) is not dict:
-        raise CorruptionError("a stored random stream is malformed", expected="dict", found=type(plain).__name__)
-    return plain
+def _parse_streams(plain: Any, item: str) -> dict[str, Any]:
+    """Return the states of the global streams, each known to be one that can be set."""
+    engines = {kind: list for kind in _ENGINES if isinstance(plain, dict) and kind in plain}
+    states = record(plain, {"python": tuple, "numpy": dict, "torch": bytes, **engines}, item=item)
+    _try_python(states["python"], item)
+    if states["numpy"].get("bit_generator") == np.random.get_state(legacy=False)["bit_generator"]:
+        _try_numpy(np.random.RandomState(0), states["numpy"], item)
+    _try_torch(states["torch"], "cpu", item)
+    for kind in engines:
+        for state in elements(states[kind], bytes, item=item):
+            _try_torch(state, kind, item)
+    return states
+
+
+def _parse_form(saved: SavedItem, kind: type, item: str) -> tuple[str, Any]:
+    whole = record(saved.plain, {"form": str, "state": kind}, item=item)
+    return whole["form"], whole["state"]
+
+
+def _try_python(state: Any, item: str) -> None:
+    """Set a state in a generator of our own; what it then tells must be the same, or it is damage."""
+    with reading(item):
+        trial = random.Random(0)
+        trial.setstate(_unpack_python(state))
+        _check_same(_pack_python(trial.getstate()), state, item)
+
+
+def _try_numpy(trial: np.random.Generator | np.random.RandomState, state: dict[str, Any], item: str) -> None:
+    """Set a state in a generator that is not the live one; numpy checks neither `pos` nor `buffer_pos`, so we do."""
+    with reading(item):
+        inner = state["state"]
+        limits = [(inner, "pos", 624), (state, "buffer_pos", 4)]
+        for holder, key, most in limits:
+            if key in holder and not 0 <= holder[key] <= most:
+                raise malformed(item, f"{key} of at most {most}", str(holder[key]))
+        _set_numpy(trial, state)
+        _check_same(_pack(_numpy_state(trial)), state, item)
+
+
+def _try_torch(state: bytes, kind: str, item: str) -> None:
+    if kind != "cpu" and not _is_present(kind):
+        return
+    with reading(item):
+        trial = torch.Generator(device=kind)
+        trial.set_state(_to_tensor(state))
+        _check_same(_to_bytes(trial.get_state()), state, item)
+
+
+def _check_same(found: object, saved: object, item: str) -> None:
+    # Compared as text too: 1, 1.0 and True are equal, and not the same state.
+    if found != saved or repr(found) != repr(saved):
+        raise malformed(item, "a state that a generator takes as it is", str(saved)[:80])
+
+
+def _numpy_state(generator: np.random.Generator | np.random.RandomState) -> dict[str, Any]:
+    if isinstance(generator, np.random.RandomState):
+        return dict(generator.get_state(legacy=False))
+    return dict(generator.bit_generator.state)
+
+
+def _set_numpy(generator: np.random.Generator | np.random.RandomState, state: dict[str, Any]) -> None:
+    if isinstance(generator, np.random.RandomState):
+        generator.set_state(_unpack(state))
+    else:
+        generator.bit_generator.state = _unpack(state)
 
 
 def _is_present(kind: str) -> bool:

@@ -24,13 +24,16 @@ from safepoint.format.plain import (
     TensorLeaf,
     ViewLeaf,
 )
-from safepoint.state.sparse import SparseParts, put_together
+from safepoint.state.item import TensorSpec
+from safepoint.state.sparse import SparseParts, check_parts, put_together
+from safepoint.state.stored import malformed, reading
 from safepoint.state.tensors import dtype_of, scalar_tensor
 
 # A dict with this key stands for a sparse tensor; `tree.flatten` refuses a user's dict that has it.
 SPARSE_KEY = "safepoint.sparse"
 
 _NUMPY_DTYPE = re.compile(r"[<|][biufc][0-9]{1,2}|<[Mm]8(\[[0-9]*[A-Za-z]+\])?")
+_CONTAINERS = ("tensor", "parameter", "buffer", "buffer_non_persistent", "ndarray")
 _PENDING = object()
 
 
@@ -40,6 +43,87 @@ def to_kind(tensor: torch.Tensor, kind: str) -> torch.Tensor:
         return tensor
     engine = getattr(torch, kind, None) if kind in ("cuda", "mps", "xpu") else None
     return tensor.to(kind if engine is not None and engine.is_available() else "cpu")
+
+
+def check_plain(plain: Any, specs: Mapping[str, TensorSpec], *, item: str) -> None:
+    """Check that a tree can be built, before any tensor byte is read.
+
+    What only the bytes can tell, such as an index of a sparse tensor that lies outside, shows when it is built.
+
+    Raises:
+        CorruptionError: A leaf names no tensor, a tensor has no leaf, or a value contradicts itself.
+    """
+    check = _Check(specs)
+    with reading(item):
+        check.visit(plain)
+    if check.named != set(specs):
+        stray = sorted(set(specs) - check.named)
+        raise malformed(item, "a leaf for each stored tensor", f"none for {', '.join(stray[:4])}")
+
+
+class _Check:
+    """Visit each value of a tree as `Rebuilder` would build it."""
+
+    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
+        self.named: set[str] = set()
+        self._specs = specs
+        self._whole: set[str] = set()
+        self._finished: set[int] = set()
+        self._keys = Rebuilder({}, lambda tensor, _: tensor)
+
+    def visit(self, plain: Any) -> None:
+        if isinstance(plain, Shared):
+            self.visit(plain.value)
+            self._finished.add(plain.number)
+        elif isinstance(plain, Same):
+            if plain.number not in self._finished:
+                raise _damaged("a reference to a finished earlier value", f"number {plain.number}")
+        elif isinstance(plain, dict):
+            self._visit_dict(plain)
+        elif type(plain) in (list, tuple):
+            for element in plain:
+                self.visit(element)
+        elif type(plain) in (set, frozenset):
+            for element in plain:
+                self._keys.key(element)
+        elif isinstance(plain, TensorLeaf | ViewLeaf | ScalarLeaf):
+            self._visit_leaf(plain)
+        else:
+            self._keys.key(plain)
+
+    def _visit_dict(self, plain: Mapping[Any, Any]) -> None:
+        if SPARSE_KEY in plain:
+            parts = plain["parts"]
+            check_parts(plain[SPARSE_KEY], plain["size"].sizes, {key: self._specs[parts[key].name] for key in parts})
+            if set(plain) != {SPARSE_KEY, "size", "is_coalesced", "container", "requires_grad", "parts"}:
+                raise _damaged("the description of a sparse tensor", ", ".join(map(str, plain)))
+            flags = (plain["is_coalesced"], plain["requires_grad"])
+            if any(type(flag) is not bool for flag in flags):
+                raise _damaged("flags of a sparse tensor", repr(flags))
+            _check_holder(plain["container"], plain["requires_grad"], self._specs[parts["values"].name].dtype)
+            plain = parts
+        for key, element in plain.items():
+            self._keys.key(key)
+            self.visit(element)
+
+    def _visit_leaf(self, leaf: TensorLeaf | ViewLeaf | ScalarLeaf) -> None:
+        if isinstance(leaf, ScalarLeaf):
+            _check_holder(leaf.container, leaf.requires_grad, leaf.dtype)
+            _scalar(leaf)
+            return
+        spec = self._specs.get(leaf.name)
+        if spec is None:
+            raise _damaged("a tensor that the checkpoint holds", leaf.name)
+        _check_holder(leaf.container, leaf.requires_grad, spec.dtype)
+        if isinstance(leaf, ViewLeaf):
+            is_twice = leaf.name in self._whole
+            _check_view(leaf, spec.global_shape)
+        else:
+            is_twice = leaf.name in self.named
+            self._whole.add(leaf.name)
+        if is_twice:
+            raise _damaged("one place for each tensor", leaf.name)
+        self.named.add(leaf.name)
 
 
 class Rebuilder:
@@ -65,20 +149,21 @@ class Rebuilder:
         if type(plain) in (dict, OrderedDict):
             if SPARSE_KEY in plain:
                 return self._sparse(plain)
-            return type(plain)((self._key(key), self.build(element)) for key, element in plain.items())
+            return type(plain)((self.key(key), self.build(element)) for key, element in plain.items())
         if type(plain) in (list, tuple):
             return type(plain)(self.build(element) for element in plain)
         if type(plain) in (set, frozenset):
-            return type(plain)(self._key(element) for element in plain)
+            return type(plain)(self.key(element) for element in plain)
         if isinstance(plain, TensorLeaf):
             return _hold(self._tensor(plain.name, plain.device), plain)
         if isinstance(plain, ViewLeaf):
             return _hold(_view(self._tensor(plain.name, plain.device), plain), plain)
         if isinstance(plain, ScalarLeaf):
             return _hold(self._place(_scalar(plain), plain.device), plain)
-        return self._key(plain)
+        return self.key(plain)
 
-    def _key(self, plain: Any) -> Any:
+    def key(self, plain: Any) -> Any:
+        """Return the value of a leaf that is no tensor, such as a key of a dict."""
         if isinstance(plain, SizeLeaf):
             return torch.Size(plain.sizes)
         if isinstance(plain, DtypeLeaf):
@@ -86,7 +171,7 @@ class Rebuilder:
         if isinstance(plain, NumpyScalarLeaf):
             return _numpy_scalar(plain)
         if type(plain) in (tuple, frozenset):
-            return type(plain)(self._key(element) for element in plain)
+            return type(plain)(self.key(element) for element in plain)
         return plain
 
     def _tensor(self, name: str, kind: str) -> torch.Tensor:
@@ -128,13 +213,26 @@ def _contain(tensor: torch.Tensor, container: str, requires_grad: bool) -> Any:
     return tensor if tensor.requires_grad == requires_grad else tensor.detach().requires_grad_(requires_grad)
 
 
-def _view(flat: torch.Tensor, leaf: ViewLeaf) -> torch.Tensor:
-    has_elements = all(length > 0 for length in leaf.shape)
-    if len(leaf.shape) != len(leaf.stride) or flat.dim() != 1:
+def _check_holder(container: str, requires_grad: bool, dtype: str) -> None:
+    kind = dtype_of(dtype)
+    if container not in _CONTAINERS:
+        raise _damaged("a holder of tensors", repr(container))
+    if requires_grad and (container == "ndarray" or not (kind.is_floating_point or kind.is_complex)):
+        raise _damaged("a value that can require grad", f"{container} of {dtype}")
+    if container == "ndarray":
+        torch.empty(0, dtype=kind).numpy()
+
+
+def _check_view(leaf: ViewLeaf, stretch: tuple[int, ...]) -> None:
+    if len(leaf.shape) != len(leaf.stride) or len(stretch) != 1:
         raise _damaged("a view of a one-dimensional stretch", leaf.name)
     last = leaf.offset + sum((length - 1) * stride for length, stride in zip(leaf.shape, leaf.stride, strict=True))
-    if has_elements and last >= flat.numel():
-        raise _damaged(f"a view inside of {flat.numel()} elements", f"{leaf.name} up to element {last}")
+    if all(length > 0 for length in leaf.shape) and last >= stretch[0]:
+        raise _damaged(f"a view inside of {stretch[0]} elements", f"{leaf.name} up to element {last}")
+
+
+def _view(flat: torch.Tensor, leaf: ViewLeaf) -> torch.Tensor:
+    _check_view(leaf, tuple(flat.shape))
     return flat.detach().as_strided(leaf.shape, leaf.stride, flat.storage_offset() + leaf.offset)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from safepoint.errors import CorruptionError, Difference
+from safepoint.errors import Difference
 from safepoint.state.item import CapturedItem, Permits, SavedItem, Target
+from safepoint.state.stored import malformed, reading, record
 
 
 class ScalerItem:
@@ -39,7 +40,7 @@ class ScalerItem:
         """Return a difference when one side is enabled and the other is not."""
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
-        before, now = bool(_state(saved)), self._scaler.is_enabled()
+        before, now = bool(_parse(saved, self._name)[0]), self._scaler.is_enabled()
         if before == now:
             return []
         text = {True: "enabled", False: "disabled"}
@@ -51,11 +52,10 @@ class ScalerItem:
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
         """Set scale, factors and growth count, made or not as they were."""
-        state, is_enabled = _state(saved), self._scaler.is_enabled()
+        (state, is_made), is_enabled = _parse(saved, self._name), self._scaler.is_enabled()
         if not state or not is_enabled:
             return ["the scaler"] if is_enabled or state else []
         self._scaler.load_state_dict(state)
-        is_made = isinstance(saved.plain, dict) and saved.plain["made"] is True
         if is_made and self._scale() is None:
             self._scaler._lazy_init_scale_growth_tracker(torch.device(self._scaler._device))
         elif not is_made:
@@ -68,10 +68,20 @@ class ScalerItem:
         return scale
 
 
-def _state(saved: SavedItem) -> dict[str, Any]:
-    state = saved.plain.get("state") if isinstance(saved.plain, dict) else None
-    if type(state) is not dict:
-        raise CorruptionError(
-            "a stored scaler item is malformed", where="state", expected="dict", found=type(state).__name__
-        )
-    return state
+def _parse(saved: SavedItem, item: str) -> tuple[dict[str, Any], bool]:
+    """Return the scaler's own state, empty for one that is disabled, and whether its tensors were made."""
+    whole = record(saved.plain, {"state": dict, "made": bool}, item=item)
+    state, is_made = whole["state"], whole["made"]
+    if state:
+        number = float if is_made else (int, float)
+        factors = {"growth_factor": (int, float), "backoff_factor": (int, float), "growth_interval": (int, float)}
+        record(state, {"scale": number, **factors, "_growth_tracker": int}, item=item)
+        if is_made:
+            with reading(item):
+                torch.tensor(state["_growth_tracker"], dtype=torch.int32)
+                is_exact = torch.tensor(state["scale"], dtype=torch.float32).item() == state["scale"]
+            if not is_exact and state["scale"] == state["scale"]:
+                raise malformed(item, "a scale of float32", repr(state["scale"]))
+    elif is_made:
+        raise malformed(item, "a state of a scaler whose tensors are made", "none")
+    return state, is_made

@@ -18,22 +18,28 @@ import warnings
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim import lr_scheduler
 
-from safepoint.errors import CorruptionError, Difference, RequestError
+from safepoint.errors import Difference, RequestError
+from safepoint.format.plain import NumpyScalarLeaf, Same, ScalarLeaf, Shared, TensorLeaf, ViewLeaf
 from safepoint.state.groups import recorded_order
 from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
 from safepoint.state.merging import set_option
 from safepoint.state.optimizers import OptimizerItem
+from safepoint.state.rebuild import check_plain
+from safepoint.state.stored import elements, field, malformed, record
 from safepoint.state.tensors import NewTensorTarget, TensorSource, spec_of
-from safepoint.state.tree import flatten, unflatten
+from safepoint.state.tree import class_name, flatten, unflatten
 
 _PER_GROUP = frozenset(
     {"base_lrs", "_last_lr", "min_lrs", "max_lrs", "base_momentums", "max_momentums", "swa_lrs", "lr_lambdas"}
 )
+_WHOLE = frozenset({"last_epoch", "_step_count"})
+_NUMBERS = (int, float, bool, complex, ScalarLeaf, TensorLeaf, ViewLeaf, NumpyScalarLeaf, Same, Shared)
 _COUNTERS = frozenset(
     {
         "last_epoch",
@@ -75,6 +81,7 @@ class SchedulerItem:
         self._optimizers = optimizers
         self._targets: dict[str, NewTensorTarget] = {}
         self._recorded: list[tuple[str, ...]] = []
+        self._fields = _as_numbers(_plain(scheduler.state_dict()))
         self._configured = _configured(scheduler)
         # What the live schedule follows: the code's configuration, or after a restore the checkpoint's.
         self._effective = self._configured
@@ -96,9 +103,10 @@ class SchedulerItem:
         whole = {
             "class": _class_of(self._scheduler),
             "optimizer": optimizer.name,
-            "groups": [list(live[index]) for index in order],
+            "groups": [sorted(live[index]) for index in order],
             "state": dict(sorted(_arranged(_plain(self._scheduler.state_dict()), order).items())),
             "configured": _arranged(self._effective, order),
+            "has_stepped": bool(getattr(optimizer.optimizer, "_opt_called", False)),
         }
         plain, tensors = flatten(whole, path=self._name)
         captured = tuple(CapturedTensor(spec_of(name, tensor), TensorSource(tensor)) for name, tensor in tensors)
@@ -108,13 +116,18 @@ class SchedulerItem:
         """Return differences of class (of the schedulers inside too) and of the optimizer that it drives."""
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
+        parsed = _parse(saved, self._name)
         pairs = [
-            ("type", str(_field(saved, "class", str)), _class_of(self._scheduler)),
-            ("optimizer", str(_field(saved, "optimizer", str)), self._optimizer().name),
+            ("type", parsed.class_name, _class_of(self._scheduler)),
+            ("optimizer", parsed.optimizer, self._optimizer().name),
         ]
-        return [
-            Difference(f"{self._name}.{word}", self._name, before, now) for word, before, now in pairs if before != now
-        ]
+        found = [(f"{self._name}.{word}", self._name, before, now) for word, before, now in pairs if before != now]
+        found += self._compare_groups(parsed)
+        if not found:
+            is_of_torch = type(self._scheduler).__module__.startswith("torch.")
+            fields = _compare_fields(parsed.state, self._fields, is_of_torch=is_of_torch)
+            found += [(f"{self._name}.state", f"{self._name}.{key}", before, now) for key, before, now in fields]
+        return [Difference(*one) for one in found]
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return a target for each tensor of the state; there are none unless a learning rate is one."""
@@ -125,14 +138,15 @@ class SchedulerItem:
         """Load the state and set the groups' options again; return what was decided about the rate, if anything."""
         tensors = {name: target.tensor for name, target in self._targets.items() if target.tensor is not None}
         self._targets = {}
-        whole = unflatten(saved.plain, tensors)
-        optimizer = self._optimizer()
-        groups = [tuple(names) for names in whole["groups"]]
+        parsed, whole = _parse(saved, self._name), unflatten(saved.plain, tensors)
+        optimizer, groups = self._optimizer(), parsed.groups
         order = _live_order(optimizer.group_names(), groups)
         state, configured = _arranged(whole["state"], order), _arranged(whole["configured"], order)
         takes_code = "scheduler" in permits.current
         changed = _take_configured(state, configured, self._configured) if takes_code else []
         self._scheduler.load_state_dict(_like(state, self._scheduler.state_dict()))
+        # torch notes on the optimizer that it has stepped, and warns of a schedule that steps before it.
+        optimizer.optimizer._opt_called = parsed.has_stepped  # type: ignore[attr-defined]  # as torch sets it
         self._recorded = groups
         self._effective = self._configured if takes_code else configured
         settle = functools.partial(_set_rates, self._scheduler, configured, self._configured)
@@ -147,6 +161,16 @@ class SchedulerItem:
         """Return how many steps the scheduler has counted."""
         count = getattr(self._scheduler, "last_epoch", None)
         return count if type(count) is int else None
+
+    def _compare_groups(self, saved: _Saved) -> list[tuple[str, str, str, str]]:
+        """Return, in the optimizer's own words, parameters that came and groups that were made anew."""
+        optimizer = self._optimizer()
+        live = optimizer.group_names()
+        before, now = ({name for names in side for name in names} for side in (saved.groups, live))
+        there, here = (sorted(sorted({*names} & before & now) for names in side) for side in (saved.groups, live))
+        if [names for names in there if names] != [names for names in here if names]:
+            return [(f"{optimizer.name}.groups", self._name, f"{len(saved.groups)} groups", f"{len(live)} groups")]
+        return [(f"{optimizer.name}.added", name, "absent", "optimised") for name in sorted(now - before)]
 
     def _optimizer(self) -> OptimizerItem:
         for item in self._optimizers().values():
@@ -163,7 +187,7 @@ class SchedulerItem:
 
 def _class_of(scheduler: Any) -> str:
     inner = getattr(scheduler, "_schedulers", ())
-    return type(scheduler).__qualname__ + (f"[{', '.join(_class_of(one) for one in inner)}]" if inner else "")
+    return class_name(scheduler) + (f"[{', '.join(_class_of(one) for one in inner)}]" if inner else "")
 
 
 def _plain(state: Any) -> Any:
@@ -295,10 +319,68 @@ def _first_rates(configured: Mapping[str, Any]) -> list[float]:
     return _first_rates(inner[0]) if inner else list(configured.get("base_lrs", ()))
 
 
-def _field(saved: SavedItem, key: str, kind: type) -> Any:
-    value = saved.plain.get(key) if isinstance(saved.plain, dict) else None
-    if type(value) is not kind:
-        raise CorruptionError(
-            "a stored scheduler item is malformed", where=key, expected=kind.__name__, found=type(value).__name__
-        )
-    return value
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """Hold a stored tree, parsed."""
+
+    class_name: str
+    optimizer: str
+    groups: list[tuple[str, ...]]
+    state: Any
+    configured: Any
+    has_stepped: bool
+
+
+def _parse(saved: SavedItem, item: str) -> _Saved:
+    kinds = {"class": str, "optimizer": str, "groups": list, "state": dict, "configured": dict, "has_stepped": bool}
+    whole = record(saved.plain, kinds, item=item)
+    check_plain(saved.plain, saved.specs, item=item)
+    groups = [tuple(elements(names, str, item=item)) for names in elements(whole["groups"], list, item=item)]
+    if any(list(names) != sorted(names) for names in groups):
+        raise malformed(f"{item}.groups", "names in order", str(groups)[:120])
+    _check_fields(whole["state"], item)
+    _check_fields(whole["configured"], item)
+    return _Saved(whole["class"], whole["optimizer"], groups, whole["state"], whole["configured"], whole["has_stepped"])
+
+
+def _check_fields(state: dict[Any, Any], item: str) -> None:
+    """Check the names of fields, and the types of those that torch's own schedulers compute with."""
+    if elements(list(state), str, item=item) != sorted(state):
+        raise malformed(item, "fields in order", ", ".join(state)[:120])
+    for key in _WHOLE & set(state):
+        field(state, key, int, item=item)
+    for key in _PER_GROUP & set(state):
+        for value in field(state, key, list, item=item):
+            if type(value) not in ((type(None), dict) if key == "lr_lambdas" else _NUMBERS):
+                raise malformed(f"{item}.{key}", "a number for each group", type(value).__name__)
+    if "_schedulers" in state:
+        for inner in field(state, "_schedulers", list, item=item):
+            if type(inner) is not dict:
+                raise malformed(f"{item}._schedulers", "a state for each", type(inner).__name__)
+            _check_fields(dict(sorted(inner.items())), item)
+
+
+def _compare_fields(state: Any, fields: Any, *, is_of_torch: bool) -> list[tuple[str, str, str]]:
+    """Return (field, saved, now) where a stored state lacks a field or holds another kind of value in it.
+
+    `fields` is the state at registration. An own class may change what its fields hold; torch's do not.
+    """
+    found = []
+    for key, value in fields.items():
+        if key not in state:
+            found.append((key, "absent", _kind(value)))
+        elif key in ("_schedulers", "lr_lambdas") and len(state[key]) != len(value):
+            found.append((key, f"{len(state[key])} elements", f"{len(value)} elements"))
+        elif key == "_schedulers":
+            for inner, now in zip(state[key], value, strict=True):
+                found += _compare_fields(inner, now, is_of_torch=is_of_torch)
+        elif is_of_torch and value is not None and state[key] is not None and _kind(state[key]) != _kind(value):
+            found.append((key, _kind(state[key]), _kind(value)))
+    return found
+
+
+def _kind(value: Any) -> str:
+    value = value.value if isinstance(value, Shared) else value
+    if isinstance(value, torch.Tensor | Same) or type(value) in _NUMBERS:
+        return "number"
+    return "list" if type(value) is tuple else type(value).__name__

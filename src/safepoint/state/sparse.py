@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from safepoint.errors import CorruptionError
+from safepoint.state.item import TensorSpec
 
 _COMPRESSED = {
     torch.sparse_csr: "sparse_csr",
@@ -72,9 +73,33 @@ def put_together(parts: SparseParts, *, where: str) -> torch.Tensor:
             check_invariants=True,
         )
     except (RuntimeError, KeyError) as exc:
-        raise CorruptionError(
-            "the parts of a sparse tensor do not fit together", where=where, expected=parts.layout, found=str(exc)
-        ) from exc
+        raise _unfit(parts.layout, str(exc), where=where) from exc
+
+
+def check_parts(layout: str, size: tuple[int, ...], specs: Mapping[str, TensorSpec]) -> None:
+    """Check what the shapes of stored parts tell before their bytes are read.
+
+    Raises:
+        CorruptionError: The parts cannot make a tensor of this layout and size.
+    """
+    if layout == "sparse_coo":
+        names = ["indices", "values"]
+    elif layout in _LAYOUTS:
+        names = ["compressed", "plain", "values"]
+    else:
+        raise _unfit("a sparse layout", repr(layout))
+    shapes = {name: spec.global_shape for name, spec in specs.items()}
+    if list(shapes) != names:
+        raise _unfit(f"the parts {', '.join(names)}", ", ".join(shapes))
+    if any(specs[name].dtype not in ("int64", "int32") for name in names[:-1]):
+        raise _unfit("indices of whole numbers", str({name: spec.dtype for name, spec in specs.items()}))
+    if layout == "sparse_coo":
+        entries = shapes["indices"][1:]
+        inner = tuple(size[shapes["indices"][0] :])
+        if len(shapes["indices"]) != 2 or shapes["indices"][0] > len(size) or shapes["values"] != (*entries, *inner):
+            raise _unfit(f"values of shape {(*entries, *inner)}", str(shapes["values"]))
+    elif len(size) < 2:
+        raise _unfit("two dimensions or more", str(size))
 
 
 def replace(live: torch.Tensor, restored: torch.Tensor) -> None:
@@ -87,3 +112,9 @@ def replace(live: torch.Tensor, restored: torch.Tensor) -> None:
         # `data =` on a compressed tensor leaves the old values behind without an error.
         live.resize_as_sparse_(restored)
         live.copy_(restored)
+
+
+def _unfit(expected: str, found: str, *, where: str = "a sparse tensor") -> CorruptionError:
+    return CorruptionError(
+        "the parts of a sparse tensor do not fit together", where=where, expected=expected, found=found
+    )

@@ -10,8 +10,10 @@ import torch
 
 from safepoint.errors import Difference
 from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
+from safepoint.state.rebuild import check_plain
+from safepoint.state.stored import field, malformed
 from safepoint.state.tensors import NewTensorTarget, TensorSource, spec_of
-from safepoint.state.tree import flatten, unflatten
+from safepoint.state.tree import class_name, flatten, unflatten
 
 
 @runtime_checkable
@@ -69,14 +71,12 @@ class StatefulItem:
 
     def capture(self) -> CapturedItem:
         """Return the class and what `state_dict()` returns."""
-        whole = {"class": _class_of(self._stateful), "state": self._stateful.state_dict()}
+        whole = {"class": class_name(self._stateful), "state": self._stateful.state_dict()}
         return _captured(self.type, whole, self._name)
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the object is of another class, else those that the object itself tells."""
-        before = saved.plain.get("class") if isinstance(saved.plain, dict) else None
-        pairs = [(saved.type, self.type), (str(before), _class_of(self._stateful))]
-        found = [Difference(f"{self._name}.type", self._name, old, new) for old, new in pairs if old != new][:1]
+        found = _compare_classes(saved, self.type, class_name(self._stateful), self._name)
         if found or not isinstance(self._stateful, Comparing) or saved.specs:
             return found
         return self._stateful.differences(unflatten(saved.plain, {})["state"])
@@ -116,13 +116,14 @@ class PlainItem:
 
     def capture(self) -> CapturedItem:
         """Return the contents."""
-        return _captured(self.type, {"class": _class_of(self._container), "state": self._container}, self._name)
+        return _captured(self.type, {"class": class_name(self._container), "state": self._container}, self._name)
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the container is of another class."""
-        before = saved.plain.get("class") if isinstance(saved.plain, dict) else None
-        pairs = [(saved.type, self.type), (str(before), _class_of(self._container))]
-        return [Difference(f"{self._name}.type", self._name, old, new) for old, new in pairs if old != new][:1]
+        found = _compare_classes(saved, self.type, class_name(self._container), self._name)
+        if not found:
+            field(saved.plain, "state", type(self._container), item=self._name)
+        return found
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return a target for each tensor; all are made anew."""
@@ -151,6 +152,13 @@ def _captured(kind: str, whole: Any, path: str) -> CapturedItem:
     )
 
 
+def _compare_classes(saved: SavedItem, kind: str, name: str, item: str) -> list[Difference]:
+    if saved.type != kind:
+        return [Difference(f"{item}.type", item, saved.type, kind)]
+    before, _ = _parse(saved, item)
+    return [] if before == name else [Difference(f"{item}.type", item, before, name)]
+
+
 def _new_targets(saved: SavedItem) -> dict[str, NewTensorTarget]:
     # Made in host memory: the tree knows which kind of device each was on and moves it there.
     return {name: NewTensorTarget(spec, torch.device("cpu")) for name, spec in saved.specs.items()}
@@ -160,6 +168,10 @@ def _made(targets: Mapping[str, NewTensorTarget]) -> dict[str, torch.Tensor]:
     return {name: target.tensor for name, target in targets.items() if target.tensor is not None}
 
 
-def _class_of(value: object) -> str:
-    # Without the module: a class of a script has another one when the script is imported or moved.
-    return type(value).__qualname__
+def _parse(saved: SavedItem, item: str) -> tuple[str, Any]:
+    """Return class and state of a stored tree, known to be one that can be built."""
+    holder = saved.plain
+    if type(holder) is not dict or list(holder) != ["class", "state"]:
+        raise malformed(item, "class and state", str(list(holder) if type(holder) is dict else type(holder))[:120])
+    check_plain(holder, saved.specs, item=item)
+    return field(holder, "class", str, item=item), holder["state"]

@@ -118,6 +118,14 @@ def segment(key: object, position: int = 0) -> str:
     return "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in raw) or "%"
 
 
+def class_name(value: object) -> str:
+    """Return the name of a value's class, as checkpoints record it.
+
+    Without the module: a class of a script has another one when the script is imported or moved.
+    """
+    return type(value).__qualname__
+
+
 def container_of(tensor: torch.Tensor) -> str:
     """Return what holds a tensor in Python: ``tensor``, ``parameter``, ``buffer`` or ``buffer_non_persistent``."""
     if isinstance(tensor, torch.nn.Parameter):
