@@ -1,11 +1,13 @@
 """Counting the steps of registered optimizers, and a guard in front of each.
 
 Hooks on the optimizers' own step are the only reliable sign that parameters change: fused kernels do not advance a
-tensor's version.
+tensor's version. torch keeps these hooks for the whole process, so they refer to their monitor weakly: a monitor that
+is dropped without `close` takes its hooks off and keeps no object alive.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +25,8 @@ class StepMonitor:
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
         self._counts: dict[int, int] = {}
-        self._handles: list[Any] = [register_optimizer_step_post_hook(self._stepped)]
+        self._guards: list[Callable[[], object]] = []
+        self._remove = weakref.finalize(self, _remove_all, _install(weakref.ref(self)))
 
     def counts(self) -> dict[str, int]:
         """Return the number of steps of each registered optimizer since the last `reset`, zeros included."""
@@ -35,21 +38,41 @@ class StepMonitor:
 
     def guard(self, callback: Callable[[], object]) -> None:
         """Call `callback` before each step of a registered optimizer; an exception from it prevents the step."""
-
-        def before(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-            if self._is_registered(optimizer):
-                callback()
-
-        self._handles.append(register_optimizer_step_pre_hook(before))
+        self._guards.append(callback)
 
     def close(self) -> None:
         """Take all hooks off. Idempotent."""
-        while self._handles:
-            self._handles.pop().remove()
+        self._remove()
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call the guards, if the optimizer is registered."""
+        if self._is_registered(optimizer):
+            for callback in self._guards:
+                callback()
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count a step, if the optimizer is registered."""
         if self._is_registered(optimizer):
             self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
 
     def _is_registered(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(one is optimizer for one in self._optimizers.values())
+
+
+def _install(monitor: weakref.ref[StepMonitor]) -> list[Any]:
+    def before(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        alive = monitor()
+        if alive is not None:
+            alive.before_step(optimizer)
+
+    def after(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        alive = monitor()
+        if alive is not None:
+            alive.after_step(optimizer)
+
+    return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+
+
+def _remove_all(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
