@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=200, help="updates of the whole run")
     parser.add_argument("--batch-size", type=int, default=32, help="images per update")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data")
-    parser.add_argument("--save-every", type=int, default=10, help="updates from one checkpoint to the next")
+    parser.add_argument("--save-every", type=int, default=5, help="updates from one checkpoint to the next")
     parser.add_argument("--background", action="store_true", help="write checkpoints while training goes on")
     args = parser.parse_args()
 

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--run", default="runs/gpt", help="the run's folder")
     parser.add_argument("--updates", type=int, default=100, help="updates of the whole run")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data")
-    parser.add_argument("--save-every", type=int, default=10, help="updates from one checkpoint to the next")
+    parser.add_argument("--save-every", type=int, default=5, help="updates from one checkpoint to the next")
     parser.add_argument("--background", action="store_true", help="write checkpoints while training goes on")
     args = parser.parse_args()
 
