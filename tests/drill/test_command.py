@@ -23,7 +23,26 @@ def test_a_passed_drill_ends_with_zero_and_tells_each_start(capsys: pytest.Captu
     assert "start          resumed from  promise  updates  committed  ended" in lines
     assert "1              fresh                  1-7      step 6     killed after update 7" in lines
     assert "2              step 6        exact    7-10     step 9     stopped after update 10" in lines
-    assert lines[-1] == "verdict: pass (the run resumed by itself and is the same run)"
+    assert lines[-1] == "verdict: pass (the run resumed by itself, and nothing of what was compared differs)"
+    assert lines[-2] == "not seen by this drill: objects that are neither registered nor shown in metrics"
+
+
+def test_a_drill_without_any_resume_ends_with_one_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drill", "--kill-at", "2", *command()]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "verdict: hard_fail (did not resume by itself)"
+    assert lines[-2].endswith("(the uninterrupted run committed its first at step 3); save more often, or kill later")
+
+
+def test_a_drill_without_metrics_says_what_alone_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    without = ["drill", "--kill-at", "7", *command("--fault", "no metrics")]
+    assert main(without) == 0
+    out = capsys.readouterr().out
+    warning = "no metrics were given to after_update: only sample ids, random streams and the final state were compared"
+    assert f"\nwarning: {warning}\n" in out
+    assert "every sample id and random stream, bit for bit" in out
+    assert main([*without[:3], "--json", *without[3:]]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == [warning]
 
 
 def test_a_failed_drill_ends_with_one_and_names_the_first_difference(capsys: pytest.CaptureFixture[str]) -> None:

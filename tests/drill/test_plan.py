@@ -58,6 +58,15 @@ def test_planned_kills_lie_within_the_run_and_never_behind_one_another(seed: int
     check_kills(kills, updates=7)
 
 
+def test_the_last_kill_comes_when_there_is_something_to_resume_and_the_others_stay(seed: int) -> None:
+    for offset in range(50):
+        free = plan_kills(2, seed=seed + offset, updates=12)
+        bound = plan_kills(2, seed=seed + offset, updates=12, resumable_from=9)
+        assert bound[-1].update == max(free[-1].update, 9)
+        assert bound[:-1] == free[:-1]
+    assert plan_kills(1, seed=seed, updates=12, resumable_from=13)[-1].update == 12
+
+
 @pytest.mark.parametrize("kill", [Kill(8), Kill(-1), Kill(3, "wriet")])
 def test_a_kill_that_no_run_reaches_is_refused(kill: Kill) -> None:
     with pytest.raises(RequestError):

@@ -66,6 +66,7 @@ def test_random_kills_are_the_same_for_the_same_seed(tmp_path: Path, seed: int) 
         ("lost position", Verdict.SILENT_DIVERGENCE, "update 7 of start 2 differs: ids of data"),
         ("crash on resume", Verdict.HARD_FAIL, "start 2 ended by itself before its first event, with exit code 1"),
         ("start over", Verdict.LOST_WORK, "start 2 resumed from nothing (a fresh start); step 6 had been committed"),
+        ("no save", Verdict.HARD_FAIL, "the uninterrupted run committed none either; is save= given?"),
         ("not reproducible", Verdict.SILENT_DIVERGENCE, "two starts of the command differ by themselves"),
     ],
 )
@@ -96,6 +97,13 @@ def test_a_command_that_cannot_be_drilled_is_refused_with_what_it_printed(
         rehearse(stage(tmp_path, fault, patience_s=2.0 if fault == "silent" else 30.0), kills=(Kill(3),))
     if fault != "silent":
         assert "a line that the command prints" in str(caught.value)
+
+
+def test_a_single_random_kill_always_leaves_something_to_resume(tmp_path: Path) -> None:
+    for number in range(8):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert judge_rehearsal(rehearse(stage(folder), count=1, seed=number)).holds, f"seed {number}"
 
 
 def test_a_kill_beyond_the_end_is_refused(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def _folder(kept: Path | None) -> Iterator[Path]:
 
 def _tell(rehearsal: Rehearsal, judgement: Judgement, as_json: bool) -> None:
     from safepoint.drill.process import last_lines
-    from safepoint.drill.report import COLUMNS, as_plain, compared, rows
+    from safepoint.drill.report import COLUMNS, UNSEEN, as_plain, compared, rows, warnings
     from safepoint.drill.verdict import MEANINGS
 
     if as_json:
@@ -107,6 +107,9 @@ def _tell(rehearsal: Rehearsal, judgement: Judgement, as_json: bool) -> None:
     print_table(COLUMNS, rows(rehearsal))
     print()
     print_line(compared(judgement))
+    print_line(UNSEEN)
+    for warning in warnings(judgement):
+        print_line(f"warning: {warning}")
     for finding in judgement.findings:
         print_line(f"- {finding}")
     print_line(f"verdict: {judgement.verdict.value} ({MEANINGS[judgement.verdict]})")

@@ -55,14 +55,17 @@ class Divergence:
 class Comparison:
     """Hold the outcome: how much was compared, at which level, and the first divergence.
 
-    `repeated` updates were made by more than one start; `items` are those of the final state. `has_seeded_streams` says
-    whether the random streams of two fresh starts are equal.
+    `repeated` updates were made by more than one start; `items` are those of the final state. `has_metrics` and
+    `has_ids` say whether any update had some to compare, `has_seeded_streams` whether the random streams of two fresh
+    starts are equal.
     """
 
     level: str
     updates: int
     repeated: int
     items: tuple[str, ...]
+    has_metrics: bool
+    has_ids: bool
     has_seeded_streams: bool
     divergence: Divergence | None
 
@@ -96,7 +99,9 @@ def compare(rehearsal: Rehearsal) -> Comparison:
         values, items = _final_values(rehearsal.baseline, rehearsal.starts[-1], level, left_out)
         if values and first is None:
             first = Divergence(len(rehearsal.starts), None, values, is_before_any_kill=len(rehearsal.starts) == 1)
-    return Comparison(level, updates, repeated, items, is_seeded, first)
+    made = [*rehearsal.baseline.updates, *(update for start in rehearsal.starts for update in start.updates)]
+    has_metrics, has_ids = any(update.metrics for update in made), any(update.ids for update in made)
+    return Comparison(level, updates, repeated, items, has_metrics, has_ids, is_seeded, first)
 
 
 def _has_seeded_streams(rehearsal: Rehearsal) -> bool:

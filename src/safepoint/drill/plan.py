@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from safepoint.drill.events import Event, Phase, Restored, Update
 from safepoint.errors import RequestError
@@ -37,12 +37,14 @@ class Kill:
         return place + (f" and {self.delay:g} updates' time" if self.delay else "")
 
 
-def plan_kills(count: int, *, seed: int, updates: int) -> tuple[Kill, ...]:
+def plan_kills(count: int, *, seed: int, updates: int, resumable_from: int = 0) -> tuple[Kill, ...]:
     """Return kills at random places, in the order of the updates; the same seed gives the same ones.
 
     Args:
         count: How many.
         updates: How many updates the uninterrupted run has.
+        resumable_from: The last kill is not before this update, so that one start at least has a checkpoint to go on
+            from.
     """
     chance = Chance("drill", seed)
     drawn = [
@@ -53,7 +55,10 @@ def plan_kills(count: int, *, seed: int, updates: int) -> tuple[Kill, ...]:
         )
         for _ in range(count)
     ]
-    return tuple(sorted(drawn, key=lambda kill: kill.update))
+    kills = sorted(drawn, key=lambda kill: kill.update)
+    if kills and kills[-1].update < resumable_from:
+        kills[-1] = replace(kills[-1], update=min(resumable_from, updates))
+    return tuple(kills)
 
 
 def check_kills(kills: tuple[Kill, ...], *, updates: int) -> None:

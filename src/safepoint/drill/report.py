@@ -7,6 +7,7 @@ from typing import Any
 from safepoint.drill.trace import Ending, Rehearsal, Start
 from safepoint.drill.verdict import MEANINGS, Judgement
 
+UNSEEN = "not seen by this drill: objects that are neither registered nor shown in metrics"
 COLUMNS = ("start", "resumed from", "promise", "updates", "committed", "ended")
 
 
@@ -37,7 +38,7 @@ def compared(judgement: Judgement) -> str:
     """Say in one sentence how much was compared."""
     comparison = judgement.comparison
     what = {
-        "exact": "every metric, sample id and random stream, bit for bit",
+        "exact": f"every {_joined(_kinds(judgement))}, bit for bit",
         "same_data": "the sample ids only, which is what the restores promised",
         "approximate": "nothing of their contents, because the restores promised no more",
     }[comparison.level]
@@ -52,6 +53,24 @@ def compared(judgement: Judgement) -> str:
     return text
 
 
+def warnings(judgement: Judgement) -> list[str]:
+    """Return what makes the comparison weaker than it could be."""
+    comparison = judgement.comparison
+    if comparison.has_metrics or comparison.level != "exact":
+        return []
+    kinds = [f"{kind}s" for kind in _kinds(judgement)] + (["the final state"] if comparison.items else [])
+    return [f"no metrics were given to after_update: only {_joined(kinds)} were compared"]
+
+
+def _kinds(judgement: Judgement) -> list[str]:
+    comparison = judgement.comparison
+    return ["metric"] * comparison.has_metrics + ["sample id"] * comparison.has_ids + ["random stream"]
+
+
+def _joined(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
     """Return everything as plain values, for JSON."""
     divergence = judgement.comparison.divergence
@@ -59,6 +78,8 @@ def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
         "verdict": judgement.verdict.value,
         "meaning": MEANINGS[judgement.verdict],
         "findings": list(judgement.findings),
+        "warnings": warnings(judgement),
+        "unseen": UNSEEN,
         "command": list(rehearsal.command),
         "seed": rehearsal.seed,
         "kills": rehearsal.kills,
@@ -67,6 +88,8 @@ def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
             "updates": judgement.comparison.updates,
             "repeated": judgement.comparison.repeated,
             "items": list(judgement.comparison.items),
+            "has_metrics": judgement.comparison.has_metrics,
+            "has_ids": judgement.comparison.has_ids,
             "has_seeded_streams": judgement.comparison.has_seeded_streams,
         },
         "first_divergence": None

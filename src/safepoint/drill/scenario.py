@@ -36,7 +36,8 @@ def rehearse(
     tell("uninterrupted", baseline)
     is_random = not kills
     if is_random:
-        kills = plan_kills(count, seed=seed, updates=baseline.last_step)
+        first_saved = min(baseline.committed, default=0)
+        kills = plan_kills(count, seed=seed, updates=baseline.last_step, resumable_from=first_saved + 1)
     starts = resume_through(stage, kills, baseline=baseline, tell=tell)
     return Rehearsal(stage.command, baseline, starts, seed if is_random else None)
 

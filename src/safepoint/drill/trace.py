@@ -76,6 +76,11 @@ class Rehearsal:
         return sum(start.ending is Ending.KILLED for start in self.starts)
 
     @property
+    def has_resumed(self) -> bool:
+        """Return whether any start went on from a checkpoint."""
+        return any(start.restored is not None and not start.restored.is_fresh for start in self.starts)
+
+    @property
     def newest_committed(self) -> tuple[int | None, ...]:
         """Return, for each start, the newest step that any start before it was seen to commit."""
         newest: list[int | None] = []

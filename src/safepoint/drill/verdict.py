@@ -19,10 +19,10 @@ class Verdict(enum.Enum):
 
 
 MEANINGS = {
-    Verdict.PASS: "the run resumed by itself and is the same run",
+    Verdict.PASS: "the run resumed by itself, and nothing of what was compared differs",
     Verdict.LOST_WORK: "resumed further back than promised",
     Verdict.SILENT_DIVERGENCE: "resumed, but it is another run",
-    Verdict.HARD_FAIL: "could not resume without a person",
+    Verdict.HARD_FAIL: "did not resume by itself",
 }
 
 
@@ -41,7 +41,11 @@ class Judgement:
 
 
 def judge_rehearsal(rehearsal: Rehearsal) -> Judgement:
-    """Return the worst verdict that the rehearsal gives reason for, with all findings, the worst first."""
+    """Return the worst verdict that the rehearsal gives reason for, with all findings, the worst first.
+
+    A drill in which no start ever resumed shows nothing of a resume, and is failed. A start that is fresh because it
+    follows a kill before the first checkpoint is as it should be where another start resumed.
+    """
     comparison = compare(rehearsal)
     found: list[tuple[Verdict, str]] = []
     found += [(Verdict.HARD_FAIL, text) for text in _failures(rehearsal)]
@@ -51,6 +55,9 @@ def judge_rehearsal(rehearsal: Rehearsal) -> Judgement:
             text += " (no kill came before: two starts of the command differ by themselves; are all seeds set?)"
         found.append((Verdict.SILENT_DIVERGENCE, text))
     found += [(Verdict.LOST_WORK, text) for text in _losses(rehearsal)]
+    # A failed start, or one that started over, says itself why there was no resume.
+    if all(verdict is Verdict.SILENT_DIVERGENCE for verdict, _ in found) and not rehearsal.has_resumed:
+        found.insert(0, (Verdict.HARD_FAIL, _unshown(rehearsal)))
     verdict = found[0][0] if found else Verdict.PASS
     return Judgement(verdict, tuple(text for _, text in found), comparison)
 
@@ -63,6 +70,18 @@ def _failures(rehearsal: Rehearsal) -> list[str]:
         if start.ending is Ending.SILENT:
             texts.append(f"start {number} went silent {start.place}")
     return texts
+
+
+def _unshown(rehearsal: Rehearsal) -> str:
+    first = min(rehearsal.baseline.committed, default=None)
+    if first is None:
+        saves = "the uninterrupted run committed none either; is save= given?"
+    else:
+        saves = f"the uninterrupted run committed its first at step {first}"
+    return (
+        "no start resumed from a checkpoint, so nothing was shown of a resume: no checkpoint was committed before a"
+        f" kill ({saves}); save more often, or kill later"
+    )
 
 
 def _losses(rehearsal: Rehearsal) -> list[str]:

@@ -63,10 +63,11 @@ while step < args.updates:
     if args.fault == "not reproducible":
         value ^= os.getpid()
     ids = [4 * step + offset + index for index in range(4)]
-    tell("update", step=step, metrics={"loss": float(value).hex()}, ids={"data": ids}, streams=f"{value:x}")
+    metrics = {} if args.fault == "no metrics" else {"loss": float(value).hex()}
+    tell("update", step=step, metrics=metrics, ids={"data": ids}, streams=f"{value:x}")
     if args.fault == "die at 5" and step == 5:
         sys.exit(3)
-    if step % 3 == 0:
+    if step % 3 == 0 and args.fault != "no save":
         for phase in ("stage", "plan", "write", "vote", "check", "publish"):
             tell("phase", phase=phase)
             if phase == "publish":
