@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from safepoint import __version__
+from safepoint.ambient import SystemAmbient
 from safepoint.boundary import Boundary
 from safepoint.contract import LEFT, Contract, Promise, Reason, check_contract, saved_reason
 from safepoint.data.cursor import Replay
@@ -111,7 +112,8 @@ class Circumstances:
 
     def environment(self) -> dict[str, str]:
         """Return versions, devices and switches of now."""
-        return {**describe(), "safepoint": __version__}
+        workspace = SystemAmbient().variable("CUBLAS_WORKSPACE_CONFIG")
+        return {**describe(self._registry.objects.values(), workspace=workspace), "safepoint": __version__}
 
     def now(self) -> Conditions:
         """Return the conditions of now."""

@@ -183,7 +183,7 @@ def test_the_data_set_is_named_by_its_class_and_its_own_fingerprint() -> None:
     dataset = Numbers(10)
     dataset._fingerprint = "a1b2"  # type: ignore[attr-defined]
     identity = ResumableLoader(dataset, 2, seed=0).identity
-    assert (identity.name, identity.length, identity.fingerprint) == ("tests.data.datasets.Numbers", 10, "a1b2")
+    assert (identity.name, identity.length, identity.fingerprint) == ("Numbers", 10, "a1b2")
 
 
 def test_batches_are_collated_as_torch_does() -> None:

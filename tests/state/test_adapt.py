@@ -122,11 +122,21 @@ def test_a_guard_prevents_the_step_of_a_registered_optimizer() -> None:
     update(model, live, 1)
 
 
+def test_the_device_is_where_the_tensors_lie_not_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, away = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta")
+    expected = {"none": ([], "cpu"), "model": ([here, random.Random(0)], "cpu")}
+    expected["nested"] = ([here, {"a": [away.weight]}], "cpu+meta")
+    for objects, device in expected.values():
+        assert describe(objects)["device"] == device
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert describe([here])["mkldnn"] == "False"
+
+
 def test_the_environment_names_versions_and_switches_as_text() -> None:
     described = describe()
     assert described["torch"] == torch.__version__
     assert described["numpy"] == np.__version__
-    assert {"device", "cpu_capability", "threads", "deterministic_algorithms"} <= set(described)
+    assert {"device", "cpu_capability", "threads", "deterministic_algorithms", "mkldnn"} <= set(described)
     assert all(type(value) is str for value in described.values())
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

@@ -69,4 +69,5 @@ def identify(dataset: Sized, *, name: str | None = None, fingerprint: str | None
 
 
 def _name_of(dataset: object) -> str:
-    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    # Without the module: a class of a script has another one when the script is imported or moved.
+    return type(dataset).__qualname__

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 
-def describe() -> dict[str, str]:
-    """Return versions, device kind and determinism switches as text, for the manifest and for comparison.
+def describe(objects: Iterable[object] = (), *, workspace: str | None = None) -> dict[str, str]:
+    """Return versions, device kinds and determinism switches as text, for the manifest and for comparison.
 
     Nothing here begins the use of a device.
+
+    Args:
+        objects: The registered objects; the kinds of devices are those that their tensors lie on.
+        workspace: The variable CUBLAS_WORKSPACE_CONFIG, which decides whether cuBLAS sums in a fixed order.
     """
     described = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": str(np.__version__),
         "machine": platform.machine(),
-        "device": _device_kind(),
+        "device": "+".join(sorted(_device_kinds(objects))) or "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "deterministic_algorithms": _determinism(),
@@ -27,10 +32,13 @@ def describe() -> dict[str, str]:
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "cudnn_deterministic": str(torch.backends.cudnn.deterministic),
         "cudnn_benchmark": str(torch.backends.cudnn.benchmark),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
     }
     cuda: Any = torch.cuda
     cudnn: Any = torch.backends.cudnn
     if cuda.is_available():
+        described["cublas_workspace"] = workspace or "not set"
+        described["attention_kernels"] = ", ".join(_attention_kernels()) or "none"
         described["cuda"] = str(torch.version.cuda)
         described["hip"] = str(torch.version.hip)
         described["cudnn"] = str(cudnn.version())
@@ -41,12 +49,28 @@ def describe() -> dict[str, str]:
     return described
 
 
-def _device_kind() -> str:
-    for kind in ("cuda", "xpu", "mps"):
-        engine = getattr(torch, kind, None)
-        if engine is not None and engine.is_available():
-            return kind
-    return "cpu"
+def _device_kinds(objects: Iterable[object]) -> set[str]:
+    return {tensor.device.type for entry in objects for tensor in _tensors_of(entry)}
+
+
+def _tensors_of(entry: object) -> Iterator[torch.Tensor]:
+    if isinstance(entry, torch.nn.Module):
+        yield from entry.parameters()
+        yield from entry.buffers()
+    elif isinstance(entry, torch.optim.Optimizer):
+        for group in entry.param_groups:
+            yield from group["params"]
+    elif isinstance(entry, torch.Tensor):
+        yield entry
+    elif isinstance(entry, dict | list | tuple):
+        for element in entry.values() if isinstance(entry, dict) else entry:
+            yield from _tensors_of(element)
+
+
+def _attention_kernels() -> list[str]:
+    switches: Any = torch.backends.cuda
+    names = ("flash", "mem_efficient", "math", "cudnn")
+    return [name for name in names if getattr(switches, f"{name}_sdp_enabled")()]
 
 
 def _determinism() -> str:
