@@ -79,11 +79,6 @@ class SafepointError(Exception):
         self.differences = tuple(differences)
         super().__init__(self._render())
 
-    def advise(self, remedy: str) -> None:
-        """Replace the remedy, where a caller knows more than the place that raised."""
-        self.remedy = remedy
-        self.args = (self._render(),)
-
     def _render(self) -> str:
         text = self.message
         if self.where:
@@ -215,3 +210,9 @@ class InternalError(SafepointError):
 
     code = "internal"
     exit_code = 70
+
+
+def advise(error: SafepointError, remedy: str) -> None:
+    """Replace an error's remedy, where a caller knows more than the place that raised it."""
+    error.remedy = remedy
+    error.args = (error._render(),)

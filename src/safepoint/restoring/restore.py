@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from safepoint.ambient import Ambient
 from safepoint.catalog import Generation, Lineage, list_generations
 from safepoint.contract import UNCHANGED, Contract, Promise, Reason, check_contract, judge, lowest
-from safepoint.errors import CorruptionError, InternalError, MismatchError, ObjectMissingError, SafepointError
+from safepoint.errors import CorruptionError, InternalError, MismatchError, ObjectMissingError, SafepointError, advise
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink, Refusal
@@ -117,7 +117,7 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
         _restore_newest(context, lineage, wish, choice, outcome)
     except SafepointError as exc:
         if outcome.is_mixed:
-            exc.advise(_of_mixture(exc.remedy))
+            advise(exc, _of_mixture(exc.remedy))
         raise
     return outcome
 
@@ -165,7 +165,7 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str) -> None:
     try:
         read(context.storage, reads)
     except SafepointError as exc:
-        exc.advise(_of_mixture(exc.remedy))
+        advise(exc, _of_mixture(exc.remedy))
         raise
     apply(saved, matched.items, permits)
     if item.type == "scheduler":
