@@ -278,3 +278,27 @@ def test_rates_follow_groups_that_are_created_again() -> None:
     resumed.scheduler = lrs.ExponentialLR(resumed.optimizer, 0.5)
     stored.restore(resumed.items())
     assert resumed.go(2, 5) == straight.go(2, 5)
+
+
+@pytest.mark.parametrize("has_stepped", [True, False])
+def test_torch_warns_of_a_schedule_ahead_of_its_optimizer_only_if_the_saved_one_had_not_stepped(
+    has_stepped: bool,
+) -> None:
+    """A run that goes on from the end of its first epoch steps the schedule first."""
+    made: list[tuple[Any, Any, Any]] = []
+    for _ in range(2):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = lrs.StepLR(optimizer, 2)
+        known = qualified_parameters({"model": model})
+        item = OptimizerItem("optimizer", optimizer, lambda known=known: known)  # type: ignore[misc]
+        items = {"schedule": SchedulerItem("schedule", schedule, lambda item=item: {"optimizer": item})}  # type: ignore[misc]
+        made.append((model, schedule, {**items, "optimizer": item}))
+    (model, schedule, items), (_, resumed, others) = made
+    if has_stepped:
+        update(model, schedule.optimizer, 0)
+    Stored(items).restore(others)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed.step()
+    assert bool(caught) is not has_stepped

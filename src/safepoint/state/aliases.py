@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from safepoint.errors import RequestError
+from safepoint.state.tensors import byte_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,6 @@ def find_spans(occupants: Sequence[Occupant]) -> dict[int, Span]:
             continue
         spans.update((member.key, span) for member in family)
     return spans
-
-
-def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the half-open range of addresses of a strided tensor; that of a tensor of no bytes overlaps with none."""
-    if tensor.numel() == 0:
-        return (0, 0)
-    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return (start, start + (reach + 1) * tensor.element_size())
 
 
 def _families(occupants: Sequence[Occupant]) -> list[list[Occupant]]:

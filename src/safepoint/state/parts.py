@@ -29,7 +29,7 @@ from safepoint.state.tensors import (
     scalar_tensor,
     write_into,
 )
-from safepoint.state.tree import container_of, flatten, unflatten
+from safepoint.state.tree import container_of, flatten, sparse_as_dict, unflatten
 
 PARTS_KEY = "safepoint.parts"
 
@@ -172,17 +172,10 @@ def _describe_wrapper(tensor: torch.Tensor, name: str, path: str) -> tuple[objec
 
 
 def _describe_sparse(tensor: torch.Tensor, name: str) -> tuple[object, list[tuple[str, torch.Tensor]]]:
-    parts = sparse.take_apart(tensor)
-    tensors = [(f"{name}/{key}", part) for key, part in parts.tensors.items()]
-    described = {
-        SPARSE_KEY: parts.layout,
-        "size": SizeLeaf(parts.size),
-        "is_coalesced": parts.is_coalesced,
-        "container": container_of(tensor),
-        "requires_grad": tensor.requires_grad,
-        "parts": {key: TensorLeaf(f"{name}/{key}", device=part.device.type) for key, part in parts.tensors.items()},
-    }
-    return described, tensors
+    described = sparse_as_dict(tensor)
+    parts: dict[str, torch.Tensor] = described["parts"]
+    leaves = {key: TensorLeaf(f"{name}/{key}", device=part.device.type) for key, part in parts.items()}
+    return {**described, "parts": leaves}, [(leaves[key].name, part) for key, part in parts.items()]
 
 
 def _damaged(expected: str, found: str) -> CorruptionError:

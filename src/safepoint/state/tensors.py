@@ -254,10 +254,18 @@ def refuse_distributed(tensor: torch.Tensor, path: str) -> None:
             )
 
 
-def _is_freed(tensor: torch.Tensor) -> bool:
+def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the half-open range of addresses of a strided tensor; that of a tensor of no bytes overlaps with none."""
+    if tensor.numel() == 0:
+        return (0, 0)
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    end = (tensor.storage_offset() + reach + 1) * tensor.element_size()
-    return tensor.untyped_storage().nbytes() < end
+    start = tensor.data_ptr()
+    return (start, start + (reach + 1) * tensor.element_size())
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    start, end = byte_range(tensor)
+    return tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.element_size() + end - start
 
 
 def _refused(tensor: torch.Tensor, path: str, why: str, remedy: str) -> RequestError:

@@ -135,6 +135,19 @@ def container_of(tensor: torch.Tensor) -> str:
     return "tensor"
 
 
+def sparse_as_dict(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return the description of a sparse tensor; ``parts`` holds the live parts, whose leaves the caller makes."""
+    parts = sparse.take_apart(tensor)
+    return {
+        SPARSE_KEY: parts.layout,
+        "size": SizeLeaf(parts.size),
+        "is_coalesced": parts.is_coalesced,
+        "container": container_of(tensor),
+        "requires_grad": tensor.requires_grad,
+        "parts": dict(parts.tensors),
+    }
+
+
 class _Survey:
     """Visit all of a state once: check it, count what is reached twice, note what lies where."""
 
@@ -186,7 +199,7 @@ class _Survey:
         if isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.nn.Parameter:
             raise _outside(tensor, path)
         if sparse.is_sparse(tensor):
-            self.stand_ins[id(tensor)] = _sparse_as_dict(tensor)
+            self.stand_ins[id(tensor)] = sparse_as_dict(tensor)
             self._visit_elements(self.stand_ins[id(tensor)]["parts"], path, depth)
         else:
             self.occupants.append(Occupant(id(tensor), tensor.detach(), path))
@@ -325,18 +338,6 @@ def _array_as_tensor(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
     # torch takes neither negative strides nor read-only memory; the copy is made at the boundary like the rest.
     is_taken = array.flags.writeable and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
     return torch.from_numpy(array if is_taken else array.copy(order="C"))
-
-
-def _sparse_as_dict(tensor: torch.Tensor) -> dict[str, Any]:
-    parts = sparse.take_apart(tensor)
-    return {
-        SPARSE_KEY: parts.layout,
-        "size": SizeLeaf(parts.size),
-        "is_coalesced": parts.is_coalesced,
-        "container": container_of(tensor),
-        "requires_grad": tensor.requires_grad,
-        "parts": dict(parts.tensors),
-    }
 
 
 def _outside(value: Any, path: str) -> RequestError:
