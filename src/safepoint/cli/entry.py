@@ -1,11 +1,13 @@
 """The application, and how its errors end: one paragraph on standard error, and the exit code of the error's class.
 
-Exit codes: 0 holds; 1 does not hold; 2 the call is wrong; 3 nothing found; 4 refused by contract; 5 storage; 6 fenced;
-7 aborted or unknown outcome; 8 torn; 9 format too new; 70 our bug; 130 interrupted.
+Exit codes: 0 holds; 1 does not hold; 2 the call is wrong; 3 nothing found; 4 refused by contract; 5 storage, or an
+answer that cannot be written; 6 fenced; 7 aborted or unknown outcome; 8 torn; 9 format too new; 70 our bug; 130
+interrupted; 141 nobody reads the answer any more.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,9 +23,11 @@ import safepoint.cli.prune as prune
 import safepoint.cli.show as show
 import safepoint.cli.verify as verify
 from safepoint import __version__
-from safepoint.errors import InternalError, SafepointError
+from safepoint.errors import InternalError, SafepointError, StorageError
 
 _TRACEBACK = "--traceback"
+# What a shell tells of a tool that a broken pipe has ended: 128 and the number of the signal.
+_BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,18 +42,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shows_traceback = _TRACEBACK in words[:end]
     own = [word for word in words[:end] if word != _TRACEBACK]
     try:
-        typer.main.get_command(make_app()).main(args=own + words[end:], prog_name="safepoint")
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else 0 if exc.code is None else 1
+        if sys.stdout is None:  # so Python starts where it is closed
+            raise StorageError("the answer cannot be written", where="standard output", found="it is closed")
+        code = _run(own + words[end:])
+        # What is still in the buffer belongs to the answer: when Python ends, it is too late to tell of a failure.
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _forget_output()
+        return _BROKEN_PIPE
     except SafepointError as exc:
         _tell(str(exc), shows_traceback)
         return exc.exit_code
+    except OSError as exc:
+        # Files are opened by name, so an error without one comes from the output, which was open before.
+        if exc.filename is None:
+            _forget_output()
+        _tell(str(_translated(exc)), shows_traceback)
+        return StorageError.exit_code
     # The edge of the process: without it Python would end with 1, which here means that a check does not hold.
     except Exception as exc:  # noqa: BLE001
         hint = "" if shows_traceback else f" Run it again with {_TRACEBACK} and report what it shows."
         _tell(f"safepoint failed: {type(exc).__name__}: {exc}.{hint}", shows_traceback)
         return InternalError.exit_code
-    return 0
 
 
 def make_app() -> typer.Typer:
@@ -65,6 +80,31 @@ def make_app() -> typer.Typer:
     for command in (ls, show, verify, diff, prune, drill, demo):
         command.register(app)
     return app
+
+
+def _run(words: list[str]) -> int:
+    try:
+        typer.main.get_command(make_app()).main(args=words, prog_name="safepoint")
+    except SystemExit as exc:
+        # typer makes an exit code of a broken pipe that here means that a check does not hold.
+        if isinstance(exc.__context__, BrokenPipeError):
+            raise exc.__context__ from None
+        return exc.code if isinstance(exc.code, int) else 0 if exc.code is None else 1
+    return 0
+
+
+def _translated(exc: OSError) -> StorageError:
+    if exc.filename is None:
+        return StorageError("the answer cannot be written", where="standard output", found=exc.strerror or str(exc))
+    return StorageError("a file cannot be used", where=str(exc.filename), found=exc.strerror)
+
+
+def _forget_output() -> None:
+    """Let what is still in the buffer vanish, or Python would fail at its end to write it once more."""
+    if sys.__stdout__ is not None:
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, sys.__stdout__.fileno())
+        os.close(sink)
 
 
 def _options(

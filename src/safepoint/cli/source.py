@@ -42,6 +42,7 @@ def open_source(text: str) -> Source:
 
     Raises:
         NotFoundError: There is no run; nothing was created.
+        RequestError: There is none, and what was typed ends in ``@`` and something that is no step.
     """
     url, step = parse_source(text)
     storage = open_storage(url)
@@ -49,6 +50,8 @@ def open_source(text: str) -> Source:
         lineage, damage = _read_lineage(storage)
         if lineage.run is not None or list_generations(storage):
             return Source(url, storage, lineage, step, damage)
+    elif step is None:
+        _refuse_bad_step(text)
     raise NotFoundError("there is no run here", where=url, remedy="Check the path; nothing was created.")
 
 
@@ -90,6 +93,13 @@ def choose(source: Source) -> Generation:
         found_text = f"{newest}: {refusal.file}: {refusal.reason}"
         raise CorruptionError("all checkpoints are damaged", where=source.url, found=found_text)
     raise NotFoundError("the run has no checkpoint", where=source.url, remedy="See `safepoint ls` for what is there.")
+
+
+def _refuse_bad_step(text: str) -> None:
+    run, sign, tail = text.rpartition("@")
+    # Behind a slash it would be a part of a path, in which an "@" is nothing special.
+    if sign and run and "/" not in tail:
+        raise RequestError("a step is a number", where=text, expected="RUN@STEP", found=repr(tail))
 
 
 def _read_lineage(storage: Storage) -> tuple[Lineage, CorruptionError | None]:
