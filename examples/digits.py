@@ -70,7 +70,7 @@ def main() -> None:
         args.run,
         {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader},
         save=sp.every(updates=args.save_every),
-        keep=sp.keep(last=3, best=("loss", "min")),
+        keep=sp.keep(last=4, best=("loss", "min")),
         background=args.background,
     ) as manager:
         print(manager.restore())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,6 @@ LONG_UPDATES, LONG_SAVE_EVERY, DIES_AT = 1200, 100, Kill(1130)
 TORN_STEP, WHOLE_STEP = 1100, 1000
 
 _ITEMS = ("model", "optimizer", "scheduler", "data", STREAMS_ITEM)
-_PROCESSES = 2
 _BIT_FROM_END_BYTES = 1000
 
 
@@ -75,7 +74,7 @@ def training_script() -> Path:
 def perform(demonstration: Demonstration) -> Iterator[Act]:
     """Yield the acts as they are done.
 
-    Two processes run at a time: the long job of the last act trains beside the others.
+    Two processes run at a time: those of the last two acts run beside the others.
 
     Raises:
         RequestError: The training script cannot run at all.
@@ -86,10 +85,10 @@ def perform(demonstration: Demonstration) -> Iterator[Act]:
     long = demonstration.stage(
         *("--run", "job", "--updates", str(LONG_UPDATES), "--save-every", str(LONG_SAVE_EVERY), "--batch-size", "8")
     )
-    with ThreadPoolExecutor(_PROCESSES) as pool:
-        baseline_run = pool.submit(run_baseline, short)
-        job = pool.submit(_play_job, long)
-        baseline = baseline_run.result()
+    with ThreadPoolExecutor(1) as beside:
+        job = beside.submit(_play_job, long)
+        baseline = run_baseline(short)
+        damaged = beside.submit(_play_damaged, short)
         yield _trained(baseline)
         starts: list[Start] = []
         for number, kill in enumerate((BETWEEN_SAVES, WITHIN_SAVE, None), 1):
@@ -97,10 +96,8 @@ def perform(demonstration: Demonstration) -> Iterator[Act]:
             if kill is not None:
                 yield _killed(starts[-1], kill)
         yield _compared(Rehearsal(short.command, baseline, tuple(starts)))
-        damaged = [(damage, pool.submit(_play_damaged, short, damage)) for damage in _DAMAGES]
-        for damage, run in damaged:
-            yield _fell_back(damage, run, baseline)
-        yield _job_resumed(job)
+        yield _fell_back(damaged.result(), baseline)
+        yield _job_resumed(*job.result())
 
 
 def _trained(baseline: Start) -> Act:
@@ -149,44 +146,45 @@ def _compared(rehearsal: Rehearsal) -> Act:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Damage:
-    name: str
-    title: str
-    apply: Callable[[Path], None]
-
-
 def _flip(generation: Path) -> None:
     path = data_file(generation)
     flip_bit(path, path.stat().st_size - _BIT_FROM_END_BYTES)
 
 
-_DAMAGES = (
-    _Damage("flipped", "Flip a single bit in the newest checkpoint", _flip),
-    _Damage("removed", "Remove one of the files of the newest checkpoint", lambda path: remove(data_file(path))),
-    _Damage("emptied", "Empty the manifest of the newest checkpoint", lambda path: empty(manifest_file(path))),
+# What befalls the newest checkpoint, the one before it, and the one before that.
+_DAMAGES: tuple[Callable[[Path], None], ...] = (
+    _flip,
+    lambda generation: remove(data_file(generation)),
+    lambda generation: empty(manifest_file(generation)),
 )
+_DAMAGED_STEPS = tuple(UPDATES - SAVE_EVERY * number for number in range(len(_DAMAGES)))
 
 
-def _play_damaged(stage: Stage, damage: _Damage) -> Start:
-    shutil.copytree(stage.folder / "killed", stage.folder / damage.name)
-    damage.apply(newest_generation(stage.folder / damage.name / "digits"))
-    return play(stage, damage.name, damage.name)
+def _play_damaged(stage: Stage) -> Start:
+    """Damage each of the newest checkpoints of a copy of the undisturbed run in another way, and resume it."""
+    shutil.copytree(stage.folder / "uninterrupted", stage.folder / "damaged")
+    for step, damage in zip(_DAMAGED_STEPS, _DAMAGES, strict=True):
+        damage(newest_generation(stage.folder / "damaged" / "digits", step=step))
+    return play(stage, "damaged", "damaged")
 
 
-def _fell_back(damage: _Damage, run: Future[Start], baseline: Start) -> Act:
-    start = run.result()
+def _fell_back(start: Start, baseline: Start) -> Act:
     comparison = compare(Rehearsal((), baseline, (start,)))
     restored = start.restored
     refused = restored.refused if restored is not None else ()
     step = restored.step if restored is not None else 0
-    older = UPDATES - SAVE_EVERY
+    older = _DAMAGED_STEPS[-1] - SAVE_EVERY
+    flipped, removed, emptied = _DAMAGED_STEPS
     return Act(
-        damage.title,
-        f"it is refused, with the reason; step {older} is taken; the end is still that of the undisturbed run",
-        f"refused {len(refused)} checkpoint, resumed from step {step}; {comparison.updates} updates and the final state"
-        f" compared, {_difference(comparison)}",
-        len(refused) == 1 and step == older and comparison.divergence is None and set(_ITEMS) <= set(comparison.items),
+        f"Flip a single bit in checkpoint {flipped}, remove a file of {removed}, empty the manifest of {emptied}",
+        f"all three are refused, with the reasons; step {older} is taken; the end is still that of the undisturbed run",
+        f"refused {len(refused)} checkpoints, resumed from step {step};"
+        f" {comparison.updates} updates and the final state compared, {_difference(comparison)}",
+        len(refused) == len(_DAMAGES)
+        and step == older
+        and comparison.updates == UPDATES - older
+        and comparison.divergence is None
+        and set(_ITEMS) <= set(comparison.items),
         tuple(f"refused {text}" for text in refused),
         start.seconds,
     )
@@ -201,8 +199,7 @@ def _play_job(stage: Stage) -> tuple[Start, list[str], Start]:
     return dead, names, play(stage, "job", "job-2", kill=DIES_AT)
 
 
-def _job_resumed(job: Future[tuple[Start, list[str], Start]]) -> Act:
-    dead, names, resumed = job.result()
+def _job_resumed(dead: Start, names: list[str], resumed: Start) -> Act:
     comparison = compare(Rehearsal((), dead, (resumed,)))
     restored = resumed.restored
     step, replayed = (restored.step, restored.replayed) if restored is not None else (0, 0)
