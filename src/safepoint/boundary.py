@@ -1,32 +1,23 @@
 """The boundary: what was counted since the last one, and whether we stand on one now.
 
-1. Progress changes in `close` and `end_epoch` only.
+1. The step changes in `close` only, the epoch in `end_epoch` only.
 2. We stand on a boundary when nothing has happened since: no microbatch, no batch handed out, no optimizer step.
-3. Loaders and cursors are committed here and nowhere else, so that what is saved of them is of this boundary.
+3. Loaders are committed here and nowhere else, so that what is saved of them is of this boundary.
+4. One loader counts an epoch: the first whose batches the epoch's updates use. Passes over others move nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
+from safepoint.data.cursor import Cursor
 from safepoint.data.sampler import ResumableSampler
 from safepoint.errors import RequestError
+from safepoint.passes import Loader, Pass, Position, committed, epochs_finished, length_of, uncommitted_cursor
 from safepoint.progress import Progress
 from safepoint.state.steps import StepMonitor
-
-
-@runtime_checkable
-class Position(Protocol):
-    """A position in the input that separates what was handed out from what is finished with."""
-
-    @property
-    def uncommitted(self) -> int:
-        """Return how much was handed out since the last commit."""
-
-    def commit(self, batches: int | None = None, /) -> None:
-        """Count what was handed out as finished with; None for all of it."""
 
 
 class Boundary:
@@ -34,22 +25,30 @@ class Boundary:
 
     def __init__(self, monitor: StepMonitor) -> None:
         self.progress = Progress()
-        self.uses_end_epoch = False
+        self.leaves_epochs_open = False
         self.longest_window = 0
         self.epoch_batches = 0
+        self.restores = 0
+        self.stands_where_restored = False
         self._monitor = monitor
-        self.untold = self.foreign_workers = 0
+        self._untold = self._foreign_workers = 0
         self._entries: list[object] = []
         self._positions: dict[str, Position] = {}
-        self._loaders: list[_Loader] = []
+        self._loaders: list[Loader] = []
         self._ahead: dict[str, int] = {}
         self._microbatches = 0
         self._dropped = 0
         self._foreign_handed = 0
-        self._foreign_ahead = 0
+        self.ahead = 0
         self._foreign_in_epoch = 0
         self._last_is_out = self._last_keeps_itself = False
         self._is_resumed_at_end = False
+        self._cursors: dict[str, int] = {}
+        self._passes: list[Pass] = []
+        self._counting: Pass | None = None
+        self._before: Pass | None = None
+        self._is_training = self._is_pass_over = self._has_leftover = self._is_carried = False
+        self._counted_before = (0, 0, 0)
 
     def watch(self, name: str, item: object) -> None:
         """Note a registered object, and commit its position at each boundary, if it has one."""
@@ -57,7 +56,8 @@ class Boundary:
         if isinstance(item, Position):
             self._positions[name] = item
             if hasattr(item, "last_ids"):
-                self._loaders.append(cast(_Loader, item))
+                self._loaders.append(cast(Loader, item))
+        self._note_cursors()
 
     def unwatch(self, name: str, item: object) -> None:
         """Forget an object that was noted last."""
@@ -78,20 +78,26 @@ class Boundary:
         """Stand on the boundary of a restored checkpoint, with the counts that it recorded."""
         self.progress = progress
         self.epoch_batches = counts.get("epoch_batches", 0)
-        self.uses_end_epoch = self.uses_end_epoch or bool(counts.get("uses_end_epoch"))
-        self.longest_window = self.untold = self.foreign_workers = 0
+        self.leaves_epochs_open = self.leaves_epochs_open or bool(counts.get("leaves_epochs_open"))
+        self.longest_window = self._untold = self._foreign_workers = 0
+        self.restores += 1
+        self.stands_where_restored = True
+        self._passes = []
+        self._counting = self._before = None
+        self._is_training = self._is_pass_over = self._has_leftover = self._is_carried = False
+        self._note_cursors()
         self._ahead = {}
         self._foreign_in_epoch = counts.get("foreign_in_epoch", 0)
         self._last_is_out = self._last_keeps_itself = bool(counts.get("end_is_open"))
         self._is_resumed_at_end = progress.epoch_end_due
-        self._microbatches = self._dropped = self._foreign_handed = self._foreign_ahead = 0
+        self._microbatches = self._dropped = self._foreign_handed = self.ahead = 0
         self._monitor.reset()
 
     def counts(self) -> dict[str, int]:
         """Return what a checkpoint records besides progress, for `begin_at`."""
         return {
             "epoch_batches": self.epoch_batches,
-            "uses_end_epoch": int(self.uses_end_epoch),
+            "leaves_epochs_open": int(self.leaves_epochs_open),
             "batches_ahead": self.ahead,
             "foreign_in_epoch": self._foreign_in_epoch,
             "end_is_open": int(self.end_is_open),
@@ -108,9 +114,14 @@ class Boundary:
         return self._last_is_out and self._last_keeps_itself
 
     @property
-    def ahead(self) -> int:
-        """Return the number of batches of foreign loaders that are handed out and belong to no finished update."""
-        return self._foreign_ahead
+    def untold(self) -> int:
+        """Return how many batches of this epoch came from loaders that are no item."""
+        return self._untold + sum(one.in_all for one in self._others() if not self.is_told(one.loader))
+
+    @property
+    def foreign_workers(self) -> int:
+        """Return the number of worker processes of foreign loaders in this epoch."""
+        return max([self._foreign_workers, *(getattr(one.loader, "num_workers", 0) for one in self._others())])
 
     def open_because(self) -> str:
         """Return why we do not stand on a boundary; empty when we do."""
@@ -121,9 +132,24 @@ class Boundary:
                 continue
             if position.uncommitted > self._ahead.get(name, 0) + self._dropped:
                 return f"a batch of {name!r} was handed out since the last update"
-        if self._foreign_handed > self._foreign_ahead + self._dropped:
+        if self._foreign_handed > self.ahead + self._dropped:
             return "a batch was handed out since the last update"
         return ""
+
+    @property
+    def tells_length(self) -> bool:
+        """Return whether the loader that counts the epoch says how many batches an epoch has."""
+        return self._counting is not None and length_of(self._counting.loader) is not None
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether an optimizer has stepped, or a batch was handed out, since the last boundary."""
+        return bool(self.open_because()) or any(self._monitor.counts().values())
+
+    def begins_next_epoch(self, loader: object) -> bool:
+        """Return whether a batch of this loader means that the epoch whose end is due is over."""
+        is_counting = self._counting is not None and self._counting.loader is loader
+        return is_counting and self.progress.epoch_end_due and not self._is_resumed_at_end
 
     def check_not_moved(self) -> None:
         """Raise `RequestError` when an optimizer has stepped since the last boundary."""
@@ -140,22 +166,12 @@ class Boundary:
     def add_microbatch(self) -> None:
         """Count one forward and backward within the window."""
         self._microbatches += 1
-
-    def hand_out(self, loader: object) -> None:
-        """Count one batch of a loader that keeps no count itself, and whether its position is saved at all."""
-        if self.progress.epoch_end_due:
-            # Its length said that the batch before was the last one.
-            self.progress = replace(self.progress, epoch_end_due=False)
-        self._foreign_handed += 1
-        self._foreign_in_epoch += 1
-        self._last_is_out = self._foreign_in_epoch == _length(loader)
-        self._last_keeps_itself = self._is_item(loader, getattr(loader, "dataset", None))
-        self.untold += not self.is_told(loader)
-        self.foreign_workers = max(self.foreign_workers, getattr(loader, "num_workers", 0))
+        self._is_training = True
 
     def drop_batch(self) -> None:
         """Count a batch that was handed out and not used."""
         self._dropped += 1
+        self._is_training = True
 
     def close(self, *, samples: int | None, tokens: int, batches: int | None) -> None:
         """Close the window: one update is complete, and we stand on its boundary.
@@ -167,8 +183,12 @@ class Boundary:
         for name, number in (("samples", samples), ("tokens", tokens), ("batches", batches)):
             if number is not None and (type(number) is not int or number < 0):
                 raise RequestError("an update counts whole things", where=name, found=repr(number))
-        if self.progress.epoch_end_due:
-            self.end_epoch()
+        if batches is not None:
+            self._check_cursors()
+        if self.progress.epoch_end_due and not self._has_leftover:
+            self.leave_epoch()
+        if self._counting is None:
+            self._count_by(self._first_used())
         window = self._window(batches)
         held = self._samples_held() if samples is None else 0
         for name, position in self._positions.items():
@@ -177,10 +197,12 @@ class Boundary:
         if samples is None:
             samples = held - self._samples_held()
         counted = self._foreign_handed if batches is None else min(batches + self._dropped, self._foreign_handed)
-        self._foreign_handed = self._foreign_ahead = self._foreign_handed - counted
+        self._foreign_handed = self.ahead = self._foreign_handed - counted
         steps = self._monitor.counts()
         was_skipped = bool(steps) and not any(steps.values())
-        self.longest_window = max(self.longest_window, window)
+        if not self._is_carried:
+            # A window that began in the epoch before has microbatches of both.
+            self.longest_window = max(self.longest_window, window)
         self.epoch_batches += window
         self.progress = replace(
             self.progress,
@@ -189,89 +211,187 @@ class Boundary:
             samples=self.progress.samples + samples,
             tokens=self.progress.tokens + tokens,
             skipped=self.progress.skipped + was_skipped,
-            epoch_end_due=self._is_epoch_finished(),
+            epoch_end_due=self._has_leftover or self._is_epoch_finished(),
         )
-        self._is_resumed_at_end = False
+        self._is_resumed_at_end = self._has_leftover = self._is_carried = self.stands_where_restored = False
+        self._is_training = True
         self._microbatches = self._dropped = 0
+        for one in self._passes:
+            one.handed = 0
+        self._note_cursors()
         self._monitor.reset()
 
+    def begin_pass(self, loader: object) -> Pass | None:
+        """Begin a pass over a loader and return it; None when the loader has no batches left.
+
+        Directly after a restore at an epoch's end it has none, so that what follows the epoch is done. Otherwise an
+        epoch that was not closed is over when its own loader begins anew.
+        """
+        self.stands_where_restored = False
+        if self._is_pass_over and not self._is_training:
+            # Nothing was trained on that pass: it was no part of an epoch.
+            self._foreign_handed = self.ahead
+            self._counting, self._is_pass_over = None, False
+            self._foreign_in_epoch, self._untold, self._foreign_workers = self._counted_before
+        if self.progress.epoch_end_due:
+            has_to_end, is_resumed_at_end = self.end_is_open, self._is_resumed_at_end
+            self._is_resumed_at_end = False
+            if is_resumed_at_end and not has_to_end:
+                return None
+            if not is_resumed_at_end and (self._counting is None or self._counting.loader is loader):
+                self.leave_epoch()
+        epoch = cast(Loader, loader).epoch if self.is_watched(loader) and hasattr(loader, "last_ids") else 0
+        self._passes.append(Pass(loader, epoch))
+        return self._passes[-1]
+
+    def hand_out(self, one: Pass) -> None:
+        """Count one batch of a pass, and whether its loader's position is saved at all."""
+        one.handed += 1
+        one.in_all += 1
+        if self._counting is None and not self.progress.epoch_end_due:
+            self._count_by(one)
+        elif self._counting is not None and self._counting.loader is one.loader:
+            self._counting = one
+            self._count_batches(one, 1)
+
+    def finish_pass(self, one: Pass) -> None:
+        """Note that a pass has come to its end: with it the epoch, when updates are made on it."""
+        is_counting = self._counting is not None and self._counting.loader is one.loader
+        is_to_end = self._counting is None and self.end_is_open
+        is_empty = one.in_all == 0 and self._counting is None and not self.is_watched(one.loader)
+        if is_counting:
+            self._is_pass_over = True
+            has_batches_ahead = any(self._ahead.values()) and self.is_watched(one.loader)
+            if not self._is_training or has_batches_ahead:
+                return
+        if is_counting or is_to_end or is_empty:
+            self.mark_epoch_end()
+
+    def leave_pass(self, one: Pass) -> None:
+        """Forget a pass that nobody goes on with."""
+        self._passes = [other for other in self._passes if other is not one]
+
     def mark_epoch_end(self) -> None:
-        """Note that a loader without a count of its own has come to its end."""
+        """Note that the epoch's loader has come to its end. What is left over belongs to the epoch until the next."""
+        if not self.open_because():
+            self._commit_dropped()
+        self._has_leftover = bool(self.open_because() or self.ahead)
         self.progress = replace(self.progress, epoch_end_due=True)
         self._last_is_out = False
 
-    def begin_pass(self) -> bool:
-        """Begin a pass over a loader and return whether it has batches left.
-
-        Directly after a restore at an epoch's end it has none, so that what follows the epoch is done. Otherwise an
-        epoch that was not closed is over.
-        """
+    def finish_epoch(self) -> bool:
+        """Mark the end of an epoch whose loader has nothing left, and return whether it is so."""
         if not self.progress.epoch_end_due:
-            return True
-        has_to_end, is_resumed_at_end = self.end_is_open, self._is_resumed_at_end
-        self._is_resumed_at_end = False
-        if not is_resumed_at_end:
-            self.end_epoch()
-        return has_to_end or not is_resumed_at_end
+            one = self._counting or self._first_used()
+            is_handed_out = (
+                one is not None and self._is_loader(one.loader) and cast(Loader, one.loader).epoch > one.begun
+            )
+            if self._is_pass_over or is_handed_out:
+                self.mark_epoch_end()
+        return self.progress.epoch_end_due
+
+    def leave_epoch(self) -> None:
+        """Close an epoch that the script went on from without a word."""
+        self.leaves_epochs_open = True
+        self.end_epoch()
 
     def end_epoch(self) -> None:
         """Close the epoch."""
         self.progress = replace(self.progress, epoch=self.progress.epoch + 1, epoch_end_due=False)
-        self.epoch_batches = self.untold = self.foreign_workers = self._foreign_in_epoch = 0
-        self._last_is_out = False
+        self.epoch_batches = self._untold = self._foreign_workers = self._foreign_in_epoch = 0
+        self._is_carried = self._has_leftover
+        self._last_is_out = self._is_training = self._is_pass_over = self._has_leftover = False
+        self._is_resumed_at_end = self.stands_where_restored = False
+        self._before, self._counting = self._counting or self._before, None
 
     def last_ids(self) -> dict[str, list[int]]:
         """Return the sample indices handed out since the last boundary, for each loader that knows them."""
-        loaders = {name: position for name, position in self._positions.items() if hasattr(position, "last_ids")}
-        return {name: cast(_Loader, loader).last_ids() for name, loader in loaders.items()}
+        return {name: cast(Loader, one).last_ids() for name, one in self._positions.items() if hasattr(one, "last_ids")}
+
+    def _others(self) -> list[Pass]:
+        """Return the passes that are open and do not count the epoch."""
+        used = None if self._counting is None else self._counting.loader
+        return [one for one in self._passes if one.loader is not used and not self.is_watched(one.loader)]
+
+    def _first_used(self) -> Pass | None:
+        """Return the pass whose batches were handed out since the last boundary, the one begun first."""
+        begun = [one for one in self._passes if one.handed]
+        if begun:
+            return begun[0]
+        used = [loader for loader in self._loaders if loader.uncommitted]
+        return Pass(used[0], epochs_finished(used[0])) if used else None
+
+    def _count_by(self, one: Pass | None) -> None:
+        """Let a pass count the epoch."""
+        if one is None:
+            return
+        if self._before is not None and self._before.loader is one.loader:
+            # A window may have begun in the epoch before.
+            one.begun = max(one.begun, self._before.begun + 1)
+        self._counting = one
+        self._counted_before = (self._foreign_in_epoch, self._untold, self._foreign_workers)
+        self._count_batches(one, one.handed)
+
+    def _count_batches(self, one: Pass, number: int) -> None:
+        """Count batches of a pass that counts the epoch; a loader that is watched counts its own."""
+        if self.is_watched(one.loader):
+            return
+        if self.progress.epoch_end_due:
+            # Its length said that the batch before was the last one.
+            self.progress = replace(self.progress, epoch_end_due=False)
+        self._foreign_handed += number
+        self._foreign_in_epoch += number
+        self._last_is_out = self._foreign_in_epoch == length_of(one.loader)
+        self._last_keeps_itself = self._is_item(one.loader, getattr(one.loader, "dataset", None))
+        self._untold += 0 if self.is_told(one.loader) else number
+        self._foreign_workers = max(self._foreign_workers, getattr(one.loader, "num_workers", 0))
+
+    def _commit_dropped(self) -> None:
+        """Count the batches that were dropped after the last update as finished with."""
+        for name, position in self._positions.items():
+            if isinstance(position, ResumableSampler) or self._is_loader(position):
+                position.commit(min(self._dropped, position.uncommitted))
+                self._ahead[name] = position.uncommitted
+        self._foreign_handed, self._dropped = self.ahead, 0
+
+    def _check_cursors(self) -> None:
+        for name, position in self._positions.items():
+            if isinstance(position, Cursor) and position.uncommitted and committed(position) == self._cursors[name]:
+                raise uncommitted_cursor(name, position)
+
+    def _note_cursors(self) -> None:
+        self._cursors = {name: committed(one) for name, one in self._positions.items() if isinstance(one, Cursor)}
+
+    def _is_loader(self, entry: object) -> bool:
+        return any(loader is entry for loader in self._loaders)
 
     def _window(self, batches: int | None) -> int:
         if self._microbatches:
             return self._microbatches
         if batches is not None:
             return batches
-        handed = [position.uncommitted for position in self._loaders]
-        return max([1, self._foreign_handed - self._dropped, *(count - self._dropped for count in handed)])
+        used = None if self._counting is None else self._counting.loader
+        handed = cast(Loader, used).uncommitted if self._is_loader(used) else self._foreign_handed
+        return max(1, handed - self._dropped)
 
     def _commit(self, position: Position, batches: int | None, window: int) -> None:
         if isinstance(position, ResumableSampler):
             # A sampler does not see which of its batches the loop has received: each microbatch is one.
             position.commit(min(window + self._dropped, position.uncommitted))
-        elif batches is None or not hasattr(position, "last_ids"):
+        elif batches is None or not (hasattr(position, "last_ids") or isinstance(position, Cursor)):
             position.commit(None)
-        else:
+        elif not isinstance(position, Cursor):
             position.commit(min(batches + self._dropped, position.uncommitted))
 
     def _is_item(self, *parts: object) -> bool:
         return any(entry is part for entry in self._entries for part in parts)
 
     def _is_epoch_finished(self) -> bool:
-        is_foreign_finished = self._last_is_out and not self._foreign_ahead
-        return is_foreign_finished or any(_epochs_finished(one) > self.progress.epoch for one in self._loaders)
+        one = self._counting
+        if one is not None and self._is_loader(one.loader):
+            return epochs_finished(cast(Loader, one.loader)) > one.begun
+        return not self.ahead and (self._last_is_out or self._is_pass_over)
 
     def _samples_held(self) -> int:
-        return sum(len(loader.last_ids()) for loader in self._loaders)
-
-
-class _Loader(Position, Protocol):
-    """A position in a data set, which knows its epoch and the samples it handed out."""
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def position(self) -> int: ...
-
-    def last_ids(self) -> list[int]: ...
-
-
-def _length(loader: object) -> int | None:
-    try:
-        return len(loader)  # type: ignore[arg-type]  # what has no length says so
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def _epochs_finished(loader: _Loader) -> int:
-    """Return how many epochs a loader's committed batches complete; it may have handed out some of the next one."""
-    return loader.epoch - (loader.uncommitted > loader.position)
+        used = None if self._counting is None else self._counting.loader
+        return cast(Loader, used).uncommitted_samples if self._is_loader(used) else 0

@@ -16,13 +16,14 @@ import msgspec
 from safepoint import __version__
 from safepoint.ambient import SystemAmbient
 from safepoint.boundary import Boundary
-from safepoint.contract import LEFT, Contract, Promise, Reason, check_contract, saved_reason
+from safepoint.contract import LEFT, Contract, Reason, saved_reason
 from safepoint.data.cursor import Replay
-from safepoint.errors import RequestError
+from safepoint.errors import ContractError, Difference, InternalError, RequestError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.manifest import Conditions, Manifest, ProgressRecord
 from safepoint.format.plain import encode_plain
 from safepoint.progress import Progress
+from safepoint.restoring.restore import Restored
 from safepoint.saving.capture import Snapshot, capture
 from safepoint.state.environment import describe
 from safepoint.state.item import Item
@@ -83,25 +84,39 @@ class Circumstances:
         registry: The live objects and their items.
         boundary: Where the run stands.
         world_size: Number of ranks.
-        config: The user's own settings, a plain value.
+        config: The user's own settings, in the plain form in which they are stored.
         accumulation: Microbatches per update, if declared.
+        contract: What is asked of a restore.
     """
 
     def __init__(
-        self, registry: Registry, boundary: Boundary, *, world_size: int, config: object, accumulation: int | None
+        self,
+        registry: Registry,
+        boundary: Boundary,
+        contract: Contract,
+        *,
+        world_size: int,
+        config: object,
+        accumulation: int | None,
     ) -> None:
+        self._contract = contract
         self._registry = registry
         self._boundary = boundary
         self._world_size = world_size
-        self._config = encode_plain(config, path="config")
+        self._config = config
         self._declared = accumulation
         self._saved_accumulation: int | None = None
         self._registration = Registration()
+        self._short: int | None = None
+        self._schedules: dict[str, int | None] = {}
+        self._late: set[str] = set()
         self._warned: set[str] = set()
 
     def add(self, item: Item) -> None:
         """Note an item as it is registered."""
         self._registration.add(item)
+        if isinstance(item, Counted) and item.type == "scheduler":
+            self._schedules[item.name] = item.count()
 
     def forget(self, name: str) -> None:
         """Forget an item that could not be given its state, everywhere."""
@@ -134,7 +149,7 @@ class Circumstances:
             reasons=self._reasons(),
         )
 
-    def snapshot(self, *, metrics: Mapping[str, float], probe: object, contract: Contract) -> Snapshot:
+    def snapshot(self, *, metrics: Mapping[str, float], probe: object) -> Snapshot:
         """Return everything that belongs to the boundary we stand on; the tensors still lie in live memory.
 
         Raises:
@@ -144,14 +159,14 @@ class Circumstances:
         with undisturbed_streams():
             # A loader may make its iterator to tell its state, and draw for it.
             items, conditions = capture(list(self._registry.items.values())), self.now()
-        self._warn_of(conditions.reasons, contract)
+        self._warn_of(conditions.reasons)
         return Snapshot(
             progress=ProgressRecord(**{name: getattr(progress, name) for name in ProgressRecord.__struct_fields__}),
             items=items,
             conditions=conditions,
             metrics={name: encode_plain(value) for name, value in metrics.items()},
             probe=encode_plain(probe, path="probe"),
-            contract=contract.level,
+            contract=self._contract.level,
         )
 
     def reasons_for(self, manifest: Manifest) -> list[Reason]:
@@ -163,33 +178,75 @@ class Circumstances:
                 reasons.append(Reason("replay", replay.level, f"{name}: {replay.reason}", "", ""))
         return reasons
 
-    def resume(self, manifest: Manifest | None) -> None:
-        """Stand on the boundary of a restored checkpoint, and remember what the first updates are compared with."""
+    def resume(self, restored: Restored, *, late: frozenset[str]) -> None:
+        """Stand on the boundary of a restored checkpoint, and remember what the first updates are compared with.
+
+        Raises:
+            InternalError: A restored item has counted other steps than the checkpoint states.
+        """
+        manifest = None if restored.saved is None else restored.saved.manifest
+        if manifest is not None:
+            # A boundary lies inside no window, so no gradient belongs to it.
+            self._registry.drop_gradients(manifest.items.keys() - set(restored.left_fresh) - late)
+            if not restored.left_fresh and not restored.promise.reasons:
+                self._check_counts(manifest)
         self._saved_accumulation = None if manifest is None else manifest.conditions.accumulation
+        self._short = None
+        self._late.clear()
         self._boundary.begin_at(
             Progress() if manifest is None else _progress_of(manifest.progress),
             {} if manifest is None else manifest.conditions.counts,
         )
+        self.note_schedules()
 
-    def check_accumulation(self, contract: Contract) -> None:
+    def check_accumulation(self) -> None:
         """Compare the windows seen since a restore with those of the saved run.
 
         Raises:
             ContractError: An update has another number of microbatches, and the contract does not permit it.
         """
-        saved, seen = self._saved_accumulation, self._boundary.longest_window
-        if saved is None or self._declared is not None:
+        saved, seen, progress = self._saved_accumulation, self._boundary.longest_window, self._boundary.progress
+        if saved is None or self._declared is not None or not seen:
             return
-        is_short_last = seen < saved and self._boundary.progress.epoch_end_due
-        if not is_short_last:
-            self._saved_accumulation = None
-        if seen != saved and not is_short_last:
-            reason = Reason("accumulation", "approximate", "microbatches per update", str(saved), str(seen))
-            check_contract(contract, Promise("approximate", (reason,)), where=f"update {self._boundary.progress.step}")
+        # The last window of an epoch may be short. A loader that does not tell its length shows only afterwards
+        # whether it was the last one.
+        is_first_short = not self._boundary.tells_length and self._short != progress.epoch
+        if seen < saved and (progress.epoch_end_due or is_first_short):
+            self._short = progress.epoch
+            return
+        self._saved_accumulation = None
+        reason = Reason("accumulation", "approximate", "microbatches per update", str(saved), str(seen))
+        if seen != saved and not self._contract.accepts(reason):
+            raise ContractError(
+                "the continued run makes its updates of another number of microbatches",
+                where=f"update {progress.step}",
+                expected=str(saved),
+                found=str(seen),
+                differences=[Difference(reason.word, reason.subject, reason.saved, reason.current)],
+                remedy="The update is made. Go back with restore() and the saved number, or permit 'accumulation'.",
+            )
 
-    def _warn_of(self, reasons: Mapping[str, str], contract: Contract) -> None:
+    def note_schedules(self) -> None:
+        """Remember how far the schedulers are at a boundary."""
+        self._schedules = self._schedule_counts()
+
+    def check_schedules(self) -> None:
+        """Note the schedulers that were stepped after a boundary instead of before it.
+
+        What follows an epoch's last update stands between two boundaries: `end_epoch` closes it.
+        """
+        if not self._boundary.progress.epoch_end_due:
+            self._late |= self._moved_schedules()
+
+    def _check_counts(self, manifest: Manifest) -> None:
+        for name, saved in manifest.conditions.counts.items():
+            item = self._registry.items.get(name)
+            if isinstance(item, Counted) and item.count() != saved:
+                raise InternalError("a restored item has counted other steps", name, str(saved), str(item.count()))
+
+    def _warn_of(self, reasons: Mapping[str, str]) -> None:
         """Say once, while the run can still be changed, why a restore of what is saved will be refused."""
-        refused = {word for word in reasons if not contract.accepts(saved_reason(word, reasons[word]))}
+        refused = {word for word in reasons if not self._contract.accepts(saved_reason(word, reasons[word]))}
         for word in sorted(refused - self._warned):
             _log.warning("what is saved here will be refused by the contract: %s (%r)", reasons[word], word)
         self._warned |= refused
@@ -217,9 +274,23 @@ class Circumstances:
             reasons["data_position"] = f"{untold} came from a loader that is no item: its position is not saved"
         if self._boundary.foreign_workers and not self._boundary.progress.epoch_end_due:
             reasons["rng"] = "the random streams of a foreign loader's workers are not saved"
-        if self._boundary.progress.epoch_end_due and not self._boundary.uses_end_epoch and self._has_epoch_schedule():
-            reasons["epoch_end"] = "saved between an epoch's last update and its scheduler step; call end_epoch()"
+        if self._boundary.progress.epoch_end_due:
+            if self._moved_schedules() or (self._boundary.leaves_epochs_open and self._has_epoch_schedule()):
+                reasons["epoch_end"] = "saved between an epoch's last update and its end; call end_epoch()"
+        else:
+            self._late |= self._moved_schedules()
+        for name in sorted(self._late):
+            reasons[f"{name}.late"] = f"{name!r} was stepped after after_update(); step it before"
         return reasons
+
+    def _schedule_counts(self) -> dict[str, int | None]:
+        schedulers = {name: item for name, item in self._registry.items.items() if item.type == "scheduler"}
+        return {name: item.count() for name, item in schedulers.items() if isinstance(item, Counted)}
+
+    def _moved_schedules(self) -> set[str]:
+        """Return the schedulers that have stepped since the last boundary."""
+        now = self._schedule_counts()
+        return {name for name, count in self._schedules.items() if name in now and now[name] != count}
 
     def _has_epoch_schedule(self) -> bool:
         """Return whether a scheduler counts far fewer steps than there were updates: it is stepped once an epoch."""

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from typing import TypeVar
 
 from safepoint.boundary import Boundary
+from safepoint.due import DueSaves
+from safepoint.errors import RequestError
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 
 Batch = TypeVar("Batch")
@@ -17,37 +19,59 @@ def epochs_left(
 ) -> Iterator[int]:
     """Yield the numbers of the epochs that are left, and close each one after the loop's body.
 
-    What was drawn between a restore and the first epoch belongs to the start of a program, not to its training.
+    What was drawn between a restore and the first epoch belongs to the start of a program, not to its training. A body
+    that ends on the boundary of a restore made in it is begun again from there.
+
+    Raises:
+        RequestError: The body ended, and the epoch has not.
     """
-    boundary.uses_end_epoch = True
-    placement.settle()
+    placement.begin_training()
     while boundary.progress.epoch < total:
-        yield boundary.progress.epoch
-        if not boundary.progress.epoch_end_due:
-            return
+        number, restores = boundary.progress.epoch, boundary.restores
+        yield number
+        is_gone_back = boundary.restores != restores and boundary.stands_where_restored
+        if is_gone_back or boundary.progress.epoch > number:
+            continue
+        if not boundary.finish_epoch():
+            raise RequestError(
+                "the body of the loop over epochs ended in the middle of an epoch",
+                where=f"epoch {number}",
+                expected="all batches of manager.batches(loader)",
+                found=f"batches left, or no loader that tells its end, at step {boundary.progress.step}",
+                remedy="To stop training, leave the loop over epochs too; for shorter epochs, use a shorter loader.",
+            )
         end_epoch()
 
 
-def rest_of_epoch(loader: Iterable[Batch], boundary: Boundary, placement: StreamPlacement) -> Iterator[Batch]:
+def rest_of_epoch(
+    loader: Iterable[Batch], boundary: Boundary, placement: StreamPlacement, due: DueSaves
+) -> Iterator[Batch]:
     """Yield the batches of the rest of one epoch, with the random streams in place before the first one is made.
 
     Directly after a restore at an epoch's end it yields nothing, so that a script does what follows the epoch.
     """
-    if not boundary.begin_pass():
+    placement.begin_pass()
+    due.before_batch()
+    one = boundary.begin_pass(loader)
+    if one is None:
         return
+    due.begin_epoch()
     keeps_count = boundary.is_watched(loader)
-    # Where the order is drawn from the global stream, making the iterator is a part of the training. Where the order is
-    # saved, what an iterator draws differs between a whole epoch and the rest of one.
-    with undisturbed_streams() if boundary.is_told(loader) else nullcontext():
-        iterator = iter(loader)
-    while True:
-        placement.place()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            break
-        if not keeps_count:
-            boundary.hand_out(loader)
-        yield batch
-    if not keeps_count:
-        boundary.mark_epoch_end()
+    try:
+        # Where the order is drawn from the global stream, making the iterator is a part of the training. Where the
+        # order is saved, what an iterator draws differs between a whole epoch and the rest of one.
+        with undisturbed_streams() if boundary.is_told(loader) else nullcontext():
+            iterator = iter(loader)
+        while True:
+            if not keeps_count:
+                due.before_batch()
+            placement.place()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            boundary.hand_out(one)
+            yield batch
+        boundary.finish_pass(one)
+    finally:
+        boundary.leave_pass(one)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from safepoint.ambient import Ambient, SystemAmbient
 from safepoint.boundary import Boundary
+from safepoint.catalog import read_lineage
 from safepoint.checkpoints import Checkpoint, list_checkpoints
 from safepoint.conditions import Circumstances, as_numbers
 from safepoint.contract import Contract
+from safepoint.due import DueSaves
 from safepoint.errors import InternalError, RequestError, SafepointError
 from safepoint.evidence import Evidence, watched_url
+from safepoint.format.plain import encode_plain
 from safepoint.group.solo import SoloGroup
 from safepoint.iteration import epochs_left, rest_of_epoch
 from safepoint.joining.session import Session
@@ -31,7 +35,6 @@ from safepoint.restoring.select import Wish, check_run_is_there
 from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
-from safepoint.saving.capture import Snapshot
 from safepoint.schedule import Schedule
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
@@ -91,7 +94,7 @@ class CheckpointManager:
         self._ambient = ambient or SystemAmbient()
         self._storage = storage or open_storage(watched_url(url, self._ambient))
         self._contract = contract or Contract()
-        self._probe = as_probe(probe)
+        self._probe, plain = as_probe(probe), encode_plain(config, path="config")
         self._reads_back = read_back
         self._group = SoloGroup()
         self._registry = Registry()
@@ -107,11 +110,15 @@ class CheckpointManager:
             evidence=self._evidence,
         )
         self._monitor = StepMonitor(self._registry.optimizers)
-        self._monitor.guard(self._check_nothing_is_late)
         self._boundary = Boundary(self._monitor)
         self._placement = StreamPlacement()
         self._circumstances = Circumstances(
-            self._registry, self._boundary, world_size=self._group.world_size, config=config, accumulation=accumulation
+            self._registry,
+            self._boundary,
+            self._contract,
+            world_size=self._group.world_size,
+            config=plain,
+            accumulation=accumulation,
         )
         self._membership = Membership(
             self._storage,
@@ -122,10 +129,16 @@ class CheckpointManager:
             restart=restart,
         )
         self._restored = Restored()
-        self._late: frozenset[str] = frozenset()
-        self._metrics: dict[str, float] = {}
         self._unusable = ""
-        self._add(state)
+        self._due = DueSaves(
+            self._boundary, self._circumstances, self._saver, self._placement, self._require_session, self._probe
+        )
+        self._monitor.guard(self._due.before_step)
+        try:
+            self._add(state)
+        except BaseException:
+            self._release()
+            raise
 
     @property
     def progress(self) -> Progress:
@@ -157,8 +170,7 @@ class CheckpointManager:
         except SafepointError:
             self._circumstances.forget(name)
             raise
-        self._late -= {name}
-        # What making the object drew, the uninterrupted run drew at its start.
+        self._due.late -= {name}
         self._placement.settle()
 
     def restore(
@@ -191,15 +203,20 @@ class CheckpointManager:
             FencedError: Another living process holds the run.
         """
         self._saver.raise_owed(waits=True, is_explicit=True)
-        self._membership.leave()
         # Where the training has begun, nothing found is nothing to go back to.
         wish = Wish(step, branch, required or self.progress.step > 0)
         choice = Choice(frozenset(skip), None if items is None else frozenset(items), frozenset(late))
         check_run_is_there(self._storage, wish)
+        restored = Restored() if self._membership.restarts else None
+        if self._membership.is_joined:
+            # The run stays held until there is something to go back to: a refusal leaves the training as it was.
+            lineage = read_lineage(self._storage, needs_chain=not branch)
+            restored = restore(self._restore_context(), lineage, wish, choice)
+            self._membership.leave()
         session = self._membership.join(wish)
         try:
-            is_passed_over = self._membership.restarts
-            restored = Restored() if is_passed_over else restore(self._restore_context(), session.lineage, wish, choice)
+            if restored is None:
+                restored = restore(self._restore_context(), session.lineage, wish, choice)
             report = self._settle_on(session, restored, choice, is_branch=branch)
         except BaseException:
             session.close()
@@ -237,16 +254,16 @@ class CheckpointManager:
             SafepointError: A background save failed and its policy is to raise; a save made here failed.
         """
         session = self._require_session()
-        self._metrics = as_numbers(metrics)
+        self._due.metrics = numbers = as_numbers(metrics)
         self._placement.disarm()
         ids = self._boundary.last_ids() if self._evidence.is_watched else {}
         self._boundary.close(samples=samples, tokens=tokens, batches=batches)
-        self._circumstances.check_accumulation(self._contract)
+        self._circumstances.check_accumulation()
+        self._circumstances.note_schedules()
         session.journal.update(self.progress.step)
-        self._evidence.show_update(self.progress.step, self._metrics, ids)
+        self._evidence.show_update(self.progress.step, numbers, ids)
         self._saver.raise_owed(waits=False)
-        if not (self.epoch_end_due and self._boundary.uses_end_epoch):
-            self._save_if_due()
+        self._due.after_update()
 
     def end_epoch(self) -> None:
         """Close the epoch whose last update is done: after the per-epoch scheduler step and validation.
@@ -259,9 +276,8 @@ class CheckpointManager:
         self._require_session()
         if not self.epoch_end_due:
             raise RequestError("no epoch has come to its end", found=f"step {self.progress.step}, {self.progress}")
-        self._boundary.uses_end_epoch = True
         self._boundary.end_epoch()
-        self._save_if_due()
+        self._due.begin_epoch()
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left of `total`, closing each after the loop's body."""
@@ -273,7 +289,7 @@ class CheckpointManager:
         Needed for loaders other than safepoint's own; right for all. Directly after a restore at an epoch's end it
         yields nothing, so that what follows the epoch is done.
         """
-        return rest_of_epoch(loader, self._boundary, self._placement)
+        return rest_of_epoch(loader, self._boundary, self._placement, self._due)
 
     def save(self) -> SaveHandle:
         """Save this boundary now; inside an accumulation window, at its end.
@@ -288,7 +304,7 @@ class CheckpointManager:
         why = self._boundary.open_because()
         if why:
             return self._saver.defer(f"{why}; saved after update {self.progress.step + 1}")
-        return self._save_now(SaveHandle(is_explicit=True))
+        return self._due.save(SaveHandle(is_explicit=True))
 
     def wait(self, *, deadline_s: float | None = None) -> None:
         """Wait for the save in flight, and raise its failure.
@@ -306,8 +322,9 @@ class CheckpointManager:
         """
         try:
             if self._membership.is_joined and not self._boundary.open_because():
-                self._save_if_due(is_explicit=True)
+                self._due.make(is_explicit=True)
             self._saver.raise_owed(waits=True, is_explicit=True)
+            self._saver.give_up_deferred()
             self._evidence.tell("closed")
         finally:
             self._release()
@@ -330,13 +347,19 @@ class CheckpointManager:
             self._release()
 
     def _add(self, entries: Mapping[str, object]) -> None:
-        """Register objects; each may refer to any other of them."""
-        items = [self._registry.add(name, entry) for name, entry in entries.items()]
-        for item, (name, entry) in zip(items, entries.items(), strict=True):
-            self._circumstances.add(item)
-            self._boundary.watch(name, entry)
+        """Register objects, all or none; each may refer to any other of them."""
+        self._registry.add_all(entries)
+        try:
+            for name, entry in entries.items():
+                self._circumstances.add(self._registry.items[name])
+                self._boundary.watch(name, entry)
+        except BaseException:
+            for name in entries:
+                self._circumstances.forget(name)
+            raise
+        for entry in entries.values():
             if hasattr(entry, "before_handing"):
-                entry.before_handing = self._placement.place
+                entry.before_handing = partial(self._due.before_handing, entry)
 
     def _restore_context(self) -> RestoreContext:
         return RestoreContext(
@@ -357,42 +380,19 @@ class CheckpointManager:
 
     def _settle_on(self, session: Session, restored: Restored, choice: Choice, *, is_branch: bool) -> RestoreReport:
         """Stand on the restored boundary, record it, and make the report."""
-        self._circumstances.resume(None if restored.saved is None else restored.saved.manifest)
+        self._circumstances.resume(restored, late=choice.late)
         replayed = record_start(session, restored, is_branch=is_branch)
-        self._restored, self._late = restored, choice.late
+        self._restored, self._due.late = restored, choice.late
         self._saver.begin_at(self.progress.step)
         self._placement.disarm()
         if restored.saved is not None:
             self._placement.arm(is_within_epoch=self._boundary.is_within_epoch)
         return restored.report(step=self.progress.step, replayed=replayed)
 
-    def _check_nothing_is_late(self) -> None:
-        if self._late:
-            raise RequestError(
-                "an optimizer is about to step before a late item has its state",
-                expected="register() of " + ", ".join(sorted(self._late)),
-                remedy="Register late items before the first update after a restore.",
-            )
-
     def _require_session(self) -> Session:
         if self._unusable:
             raise InternalError(self._unusable, remedy="Restore a good checkpoint, or end the process.")
         return self._membership.require()
-
-    def _save_if_due(self, *, is_explicit: bool = False) -> None:
-        handle = self._saver.take_due(self.progress.step, is_explicit=is_explicit)
-        if handle is not None:
-            self._save_now(handle)
-
-    def _save_now(self, handle: SaveHandle) -> SaveHandle:
-        self._saver.save(self._require_session(), self._snapshot, handle)
-        return handle
-
-    def _snapshot(self) -> Snapshot:
-        self._check_nothing_is_late()
-        self._boundary.check_not_moved()
-        numbers = None if self._probe is None else self._probe.measure()
-        return self._circumstances.snapshot(metrics=self._metrics, probe=numbers, contract=self._contract)
 
     def _release(self) -> None:
         self._monitor.close()

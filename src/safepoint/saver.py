@@ -87,6 +87,11 @@ class Saver:
         self._deferred = self._deferred or SaveHandle(deferred=why, is_explicit=True)
         return self._deferred
 
+    @property
+    def is_asked(self) -> bool:
+        """Return whether a save was promised for the next boundary."""
+        return self._deferred is not None
+
     def take_due(self, step: int, *, is_explicit: bool = False) -> SaveHandle | None:
         """Return the handle of the save that is to be made at this boundary; None when none is due.
 
@@ -153,19 +158,24 @@ class Saver:
 
     def close(self) -> None:
         """End; what is owed must have been raised."""
-        error = self.give_up_deferred()
-        if error is not None:
-            _log.warning("%s", error)
+        try:
+            self.give_up_deferred()
+        except AbortedError as exc:
+            _log.warning("%s", exc)
         self._thread.close()
 
-    def give_up_deferred(self) -> AbortedError | None:
-        """End the handle of a promised save whose boundary never came, and return what its waiters are told."""
+    def give_up_deferred(self) -> None:
+        """End the handle of a promised save whose boundary never came.
+
+        Raises:
+            AbortedError: There is one.
+        """
         handle, self._deferred = self._deferred, None
         if handle is None:
-            return None
+            return
         error = AbortedError("a save asked for inside a window was not made", found=f"{handle.deferred}, never came")
         handle.run(functools.partial(_raise, error))
-        return error
+        raise error
 
     def _finish(self, context: SaveContext, session: Session, staged: StagedSave) -> SaveResult:
         try:

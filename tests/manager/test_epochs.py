@@ -138,8 +138,9 @@ def test_without_end_epoch_a_per_epoch_schedule_lowers_the_promise_at_that_point
                 job.manager.after_update()
             job.scheduler.step()
 
-    job = build(tmp_path, scheduler=per_epoch, save=sp.every(updates=PER_EPOCH))
+    job = build(tmp_path, scheduler=per_epoch)
     script(job, 1)
+    job.manager.save()
     die(job)
 
     with pytest.raises(sp.ContractError, match="end_epoch") as caught:

@@ -193,15 +193,26 @@ def test_an_exception_in_the_training_is_the_one_that_is_seen_and_the_run_is_let
         assert again.manager.restore().step == 2
 
 
-def test_a_save_asked_for_inside_a_window_that_never_ends_is_told(
+def test_a_save_asked_for_inside_a_window_that_never_ends_is_told(tmp_path: Path) -> None:
+    job = build(tmp_path)
+    train(job, 1)
+    job.manager.after_microbatch()
+    handle = job.manager.save()
+    with pytest.raises(sp.AbortedError, match=r"was not made.*update 2"):
+        job.manager.close()
+    with pytest.raises(sp.AbortedError, match="was not made"):
+        handle.wait()
+
+
+def test_a_save_that_an_error_in_the_training_prevents_ends_its_handle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = build(tmp_path)
     train(job, 1)
     job.manager.after_microbatch()
     handle = job.manager.save()
-    job.manager.close()
-    assert not handle.committed
+    die(job)
+    assert handle.done and not handle.committed
     assert any("was not made" in one and "update 2" in one for one in caplog.messages)
 
 

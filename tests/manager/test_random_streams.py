@@ -12,7 +12,7 @@ import torch
 
 import safepoint as sp
 from safepoint.data import ResumableLoader
-from tests.manager.jobs import build, die, streams, train
+from tests.manager.jobs import build, streams, train
 
 
 def manager_of(url: Path, **items: object) -> sp.CheckpointManager:
@@ -94,7 +94,7 @@ def test_a_run_that_dies_at_each_epochs_end_has_another_order_in_each_epoch(tmp_
         job = build(tmp_path, seed=0 if seed == 0 else 9, save=sp.every(updates=6))
         job.manager.restore()
         orders.append([ids for ids, *_ in train(job, job.manager.progress.step + 6)])
-        die(job)
+        job.manager.close()
     whole = ResumableLoader(range(22), 4, seed=5)
     assert orders == [[batch.tolist() for batch in whole] for _ in range(3)]
     assert orders[0] != orders[1] != orders[2]

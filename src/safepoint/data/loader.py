@@ -163,6 +163,11 @@ class ResumableLoader:
         return self._handed_batches - self._committed_batches
 
     @property
+    def uncommitted_samples(self) -> int:
+        """Return the number of this rank's samples in the batches handed out and not committed."""
+        return self._plan.samples_in(self._committed, self.uncommitted)
+
+    @property
     def finished(self) -> bool:
         """Return whether all epochs that were asked for are handed out."""
         return self._epochs is not None and self._handed.epoch >= self._epochs

@@ -3,9 +3,11 @@
 A start draws: from making objects late, from a seed set again, from iterators and workers. What it draws before its
 training goes on, the uninterrupted run drew long ago, so the streams are put back.
 
-1. Before the loop over epochs begins, and when a late object has its state: `settle`.
+1. Before the loop over epochs begins: `begin_training`. When a late object has its state: `settle`.
 2. When the first batch is handed out inside an epoch: `place`. An uninterrupted run made its iterator at the epoch's
    begin. At an epoch's begin both make one, both draw the same, and nothing is put back.
+3. What a script draws at an epoch's begin before its iterator may belong to each start or to each epoch, which cannot
+   be told apart: it is left, with a warning.
 """
 
 from __future__ import annotations
@@ -52,8 +54,26 @@ class StreamPlacement:
             _log.info("random streams moved between a restore and the training; they were put back")
             self._streams.put_back()
 
+    def begin_training(self) -> None:
+        """Put the streams back; at an epoch's begin what is drawn from here on belongs to the training."""
+        self.settle()
+        if not self._is_within_epoch:
+            self._streams = None
+
+    def begin_pass(self) -> None:
+        """Warn, at an epoch's begin or end, of what was drawn since the restore: it is not undone."""
+        if self._streams is None or self._is_within_epoch:
+            return
+        if self._streams.moved():
+            _log.warning(
+                "random streams moved between a restore and the first batch of an epoch, and were left as they are; "
+                "unless each epoch draws the same there, the run differs from an uninterrupted one. "
+                "Draw before restore(), or loop over manager.epochs(), which puts the streams back"
+            )
+        self._streams = None
+
     def place(self) -> None:
         """Put the streams back, once, unless the epoch begins here."""
-        if self._is_within_epoch:
-            self.settle()
+        self.begin_pass()
+        self.settle()
         self._streams = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -47,11 +47,37 @@ class Registry:
             self.optimizers[name] = entry
         return item
 
+    def add_all(self, entries: Mapping[str, object]) -> None:
+        """Add live objects, all or none.
+
+        Raises:
+            RequestError: As `add` does.
+        """
+        added: list[str] = []
+        try:
+            for name, entry in entries.items():
+                self.add(name, entry)
+                added.append(name)
+        except BaseException:
+            for name in added:
+                self.remove(name)
+            raise
+
     def remove(self, name: str) -> None:
         """Forget an item."""
         self.items.pop(name, None)
         self.objects.pop(name, None)
         self.optimizers.pop(name, None)
+
+    def drop_gradients(self, names: Iterable[str]) -> None:
+        """Let go the gradients of modules and of the parameters of optimizers: they are of other weights."""
+        for name in names:
+            entry = self.objects.get(name)
+            held = entry.parameters() if isinstance(entry, torch.nn.Module) else ()
+            if isinstance(entry, torch.optim.Optimizer):
+                held = (one for group in entry.param_groups for one in group["params"])
+            for parameter in held:
+                parameter.grad = None
 
     def _parameters(self) -> Mapping[str, torch.Tensor]:
         modules = {name: entry for name, entry in self.objects.items() if isinstance(entry, torch.nn.Module)}
