@@ -29,33 +29,40 @@ def nothing() -> None:
     """Stand for the loop itself."""
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    """Return the median over rounds of the time of one call."""
+def microseconds(call: Callable[[], object], before: Callable[[], object] = nothing) -> float:
+    """Return the median over rounds of the time of one call; `before` each call is not counted."""
     rounds = []
     for _ in range(ROUNDS):
-        started = time.perf_counter()
+        spent = 0.0
         for _ in range(CALLS):
+            before()
+            started = time.perf_counter()
             call()
-        rounds.append((time.perf_counter() - started) / CALLS * 1e6)
+            spent += time.perf_counter() - started
+        rounds.append(spent / CALLS * 1e6)
     return statistics.median(rounds)
 
 
-def bare(url: str) -> tuple[sp.CheckpointManager, Callable[[], object]]:
-    """Return a manager of one dict, and its boundary."""
+Made = tuple[sp.CheckpointManager, Callable[[], object], Callable[[], object]]
+
+
+def bare(url: str) -> Made:
+    """Return a manager of one dict, its boundary, and what comes before it."""
     manager = sp.CheckpointManager(url, {"loop": {"n": 0}})
-    return manager, manager.after_update
+    return manager, manager.after_update, nothing
 
 
-def usual(url: str) -> tuple[sp.CheckpointManager, Callable[[], object]]:
-    """Return a manager of what a training has, and its boundary with a metric."""
+def usual(url: str) -> Made:
+    """Return a manager of what a training has, its boundary with a metric, and the next batch, which comes before."""
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-    loader = ResumableLoader(range(1 << 20), 32, seed=0)
+    loader = ResumableLoader(range(1 << 20), 32, seed=0, sample_streams=False)
     items = {"model": model, "optimizer": optimizer, "scheduler": schedule, "data": loader}
     manager = sp.CheckpointManager(url, items, save=sp.every(updates=1 << 40, minutes=1 << 20))
     loss = torch.tensor(0.5)
-    return manager, lambda: manager.after_update(samples=32, metrics={"loss": loss})
+    batches = manager.batches(loader)
+    return manager, lambda: manager.after_update(metrics={"loss": loss}), lambda: next(batches)
 
 
 def main() -> None:
@@ -65,8 +72,8 @@ def main() -> None:
     found: dict[str, object] = {"empty_call_us": round(empty, 3)}
     for name, make in (("bare", bare), ("usual", usual)):
         with tempfile.TemporaryDirectory() as folder:
-            manager, call = make(folder)
-            taken = microseconds(call)
+            manager, call, before = make(folder)
+            taken = microseconds(call, before)
             manager.close()
         found[name] = {"us": round(taken, 2), "ratio_to_empty_call": round(taken / empty, 1)}
     machine = {"processor": platform.machine(), "processors": os.cpu_count(), "system": platform.platform()}
