@@ -7,7 +7,7 @@ program compare what the program set, not how far it came.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +22,7 @@ from safepoint.errors import ContractError, Difference, InternalError, RequestEr
 from safepoint.format.digest import digest_bytes
 from safepoint.format.manifest import Conditions, Manifest, ProgressRecord
 from safepoint.format.plain import encode_plain
+from safepoint.passes import Position
 from safepoint.progress import Progress
 from safepoint.restoring.restore import Restored
 from safepoint.saving.capture import Snapshot, capture
@@ -242,7 +243,9 @@ class Circumstances:
         for name, saved in manifest.conditions.counts.items():
             item = self._registry.items.get(name)
             if isinstance(item, Counted) and item.count() != saved:
-                raise InternalError("a restored item has counted other steps", name, str(saved), str(item.count()))
+                raise InternalError(
+                    "a restored item has counted other steps", where=name, expected=saved, found=item.count()
+                )
 
     def _warn_of(self, reasons: Mapping[str, str]) -> None:
         """Say once, while the run can still be changed, why a restore of what is saved will be refused."""
@@ -272,6 +275,8 @@ class Circumstances:
         if self._boundary.untold and not self._boundary.progress.epoch_end_due:
             untold = f"{self._boundary.untold} batches of this epoch"
             reasons["data_position"] = f"{untold} came from a loader that is no item: its position is not saved"
+        elif self._boundary.progress.samples and not self._tells_position():
+            reasons["data_position"] = "samples were counted, and nothing tells where in the data the run is"
         if self._boundary.foreign_workers and not self._boundary.progress.epoch_end_due:
             reasons["rng"] = "the random streams of a foreign loader's workers are not saved"
         if self._boundary.progress.epoch_end_due:
@@ -282,6 +287,14 @@ class Circumstances:
         for name in sorted(self._late):
             reasons[f"{name}.late"] = f"{name!r} was stepped after after_update(); step it before"
         return reasons
+
+    def _tells_position(self) -> bool:
+        """Return whether an item or a pass has told a position in the data; only they count epochs."""
+        counts, progress = self._boundary.counts(), self._boundary.progress
+        if progress.epoch or progress.epoch_end_due or counts["foreign_in_epoch"]:
+            return True
+        stateful = [name for name, item in self._registry.items.items() if item.type == "stateful"]
+        return any(isinstance(self._registry.objects[name], Position | Iterable) for name in stateful)
 
     def _schedule_counts(self) -> dict[str, int | None]:
         schedulers = {name: item for name, item in self._registry.items.items() if item.type == "scheduler"}
