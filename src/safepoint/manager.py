@@ -36,6 +36,7 @@ from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
+from safepoint.settings import check_kinds, check_switches, check_values, choose
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
 from safepoint.state.registry import Registry
@@ -59,8 +60,7 @@ class CheckpointManager:
         background: Write while training goes on; the copy is made at the boundary in any case.
         config: The user's own settings, a plain value; a restore compares them.
         accumulation: Microbatches per update, if declared; else it is observed.
-        probe: A function without side effects that returns a number or a dict of numbers for a fixed batch, or a
-            `Probe`; its value is stored at each save and compared after a restore.
+        probe: A function without side effects that gives numbers for a fixed batch, compared after a restore.
         takeover: Fence out a process that holds the run, instead of being refused.
         restart: Begin at step 0 although there are checkpoints; they become superseded.
         deadline_s: How long a save waits for other ranks.
@@ -91,17 +91,20 @@ class CheckpointManager:
         storage: Storage | None = None,
         ambient: Ambient | None = None,
     ) -> None:
+        check_values(state, accumulation, deadline_s)
+        check_kinds(contract=contract, save=save, keep=keep)
+        check_switches(background=background, takeover=takeover, restart=restart, read_back=read_back)
         self._ambient = ambient or SystemAmbient()
         self._storage = storage or open_storage(watched_url(url, self._ambient))
         self._contract = contract or Contract()
         self._probe, plain = as_probe(probe), encode_plain(config, path="config")
         self._reads_back = read_back
-        self._group = SoloGroup()
-        self._registry = Registry()
+        group, registry = SoloGroup(), Registry()
+        self._registry = registry
         self._evidence = Evidence.find(self._ambient, self._registry.items)
         self._saver = Saver(
             self._storage,
-            self._group,
+            group,
             self._ambient,
             schedule=save or Schedule(),
             keep=keep,
@@ -113,17 +116,17 @@ class CheckpointManager:
         self._boundary = Boundary(self._monitor)
         self._placement = StreamPlacement()
         self._circumstances = Circumstances(
-            self._registry,
+            registry,
             self._boundary,
             self._contract,
-            world_size=self._group.world_size,
+            world_size=group.world_size,
             config=plain,
             accumulation=accumulation,
         )
         self._membership = Membership(
             self._storage,
             self._ambient,
-            world_size=self._group.world_size,
+            world_size=group.world_size,
             environment=self._circumstances.environment,
             takeover=takeover,
             restart=restart,
@@ -205,7 +208,7 @@ class CheckpointManager:
         self._saver.raise_owed(waits=True, is_explicit=True)
         # Where the training has begun, nothing found is nothing to go back to.
         wish = Wish(step, branch, required or self.progress.step > 0)
-        choice = Choice(frozenset(skip), None if items is None else frozenset(items), frozenset(late))
+        choice = choose(skip=skip, items=items, late=late)
         check_run_is_there(self._storage, wish)
         restored = Restored() if self._membership.restarts else None
         if self._membership.is_joined:
@@ -307,11 +310,7 @@ class CheckpointManager:
         return self._due.save(SaveHandle(is_explicit=True))
 
     def wait(self, *, deadline_s: float | None = None) -> None:
-        """Wait for the save in flight, and raise its failure.
-
-        Raises:
-            AbortedError: It took longer than the deadline; it goes on.
-        """
+        """Wait for the save in flight and raise its failure; `AbortedError` where it takes longer, and goes on."""
         self._saver.raise_owed(waits=True, deadline_s=deadline_s, is_explicit=True)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 
 from safepoint.ambient import Ambient
@@ -38,6 +39,7 @@ class Membership:
         self._environment = environment
         self._takeover = takeover
         self._session: Session | None = None
+        self._thread = threading.get_ident()
         self._is_closed = False
         self.restarts = restart
 
@@ -68,6 +70,7 @@ class Membership:
     def hold(self, session: Session) -> None:
         """Hold a session that has recorded what it resumed."""
         self._session = session
+        self._thread = threading.get_ident()
         self.restarts = False
 
     def require(self) -> Session:
@@ -80,6 +83,12 @@ class Membership:
         """
         if self._session is not None:
             self._session.check_is_own()
+            if threading.get_ident() != self._thread:
+                raise RequestError(
+                    "a manager is used from another thread than the one that trains",
+                    where=self._storage.url,
+                    remedy="Call it from the thread that called restore(); what another thread sees is of no boundary.",
+                )
             return self._session
         session = self.join(Wish())
         try:

@@ -33,7 +33,7 @@ LAYERS = (
     ("joining", "passes"),
     ("saving", "restoring", "retention", "schedule", "boundary", "evidence", "checkpoints"),
     ("saver", "conditions", "membership"),
-    ("due",),
+    ("due", "settings"),
     ("iteration",),
     ("manager", "run"),
     ("drill", "audit", "report", "integrations", "interop", "testing"),

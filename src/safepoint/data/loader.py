@@ -92,6 +92,7 @@ class ResumableLoader:
     ) -> None:
         if epochs is not None:
             check_number("epochs", epochs, 0, (1 << 63) - 1)
+        _check_options(name=name, fingerprint=fingerprint, shuffle=shuffle, drop_last=drop_last)
         identity = _identity_of(dataset, name, fingerprint)
         self.dataset = dataset
         self.batch_size = batch_size
@@ -355,6 +356,16 @@ def _torch_loader(fetch: Fetch, batches: _RestOfEpoch, **options: Any) -> DataLo
         return DataLoader(dataset, batch_sampler=batch_sampler, collate_fn=as_loaded, **options)
     except (ValueError, TypeError) as exc:
         raise RequestError("torch's loader refuses a setting", where="ResumableLoader", found=str(exc)) from exc
+
+
+def _check_options(*, name: object, fingerprint: object, shuffle: object, drop_last: object) -> None:
+    """Raise `RequestError` for what a state could hold and no restore could take."""
+    for option, value in (("name", name), ("fingerprint", fingerprint)):
+        if value is not None and type(value) is not str:
+            raise RequestError("a setting is not text", where=option, expected="a str", found=repr(value))
+    for option, value in (("shuffle", shuffle), ("drop_last", drop_last)):
+        if type(value) is not bool:
+            raise RequestError("a setting is no switch", where=option, expected="True or False", found=repr(value))
 
 
 def _identity_of(dataset: MapDataset, name: str | None, fingerprint: str | None) -> DatasetIdentity:

@@ -1,0 +1,61 @@
+"""The settings of a manager, checked when they are given: what is wrong is said there, and not at the first save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from safepoint.contract import Contract
+from safepoint.errors import RequestError
+from safepoint.restoring.match import Choice
+from safepoint.retention.policy import Keep
+from safepoint.schedule import Schedule
+
+
+def check_kinds(*, contract: object, save: object, keep: object) -> None:
+    """Raise `RequestError` for a setting that is not what its function makes."""
+    kinds: tuple[tuple[str, object, type, str], ...] = (
+        ("contract", contract, Contract, "safepoint.Contract(...)"),
+        ("save", save, Schedule, "safepoint.every(...)"),
+        ("keep", keep, Keep, "safepoint.keep(...)"),
+    )
+    for name, value, kind, expected in kinds:
+        if value is not None and not isinstance(value, kind):
+            raise _wrong(name, expected, value)
+
+
+def check_values(state: object, accumulation: object, deadline_s: object) -> None:
+    """Raise `RequestError` for a value of the wrong type or out of range."""
+    if not isinstance(state, Mapping):
+        raise _wrong("state", "a dict of live objects by item name", state)
+    if accumulation is not None and (type(accumulation) is not int or accumulation < 1):
+        raise _wrong("accumulation", "an int of at least 1", accumulation)
+    if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not deadline_s > 0:
+        raise _wrong("deadline_s", "seconds, more than 0", deadline_s)
+
+
+def check_switches(**switches: object) -> None:
+    """Raise `RequestError` for a switch that is neither True nor False."""
+    for name, value in switches.items():
+        if type(value) is not bool:
+            raise _wrong(name, "True or False", value)
+
+
+def choose(*, skip: Iterable[str], items: Iterable[str] | None, late: Iterable[str]) -> Choice:
+    """Return the choice that the options of a restore make.
+
+    Raises:
+        RequestError: An option is a single text, which would be taken for its letters.
+    """
+    only = None if items is None else _names("items", items)
+    return Choice(_names("skip", skip), only, _names("late", late))
+
+
+def _names(option: str, names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise _wrong(option, f"a collection of item names, such as {{{names!r}}}", names)
+    return frozenset(names)
+
+
+def _wrong(name: str, expected: str, found: object) -> RequestError:
+    text = f"{type(found).__name__} {found!r:.80}"
+    return RequestError("a setting of the manager is wrong", where=name, expected=expected, found=text)
