@@ -5,6 +5,8 @@
 2. Nothing waits within the board: this module looks again and again, ever less often, until its deadline.
 3. A rank waits `grace_s` longer than the deadline, for the leader's deadline began when the leader called.
 4. The leader takes the messages of others off as it reads them; its own words stay until `settle`.
+5. A word of the leader names its key: the verdict on one generation is never taken for that on another. What ranks send
+   the leader is judged by who gathers it.
 """
 
 from __future__ import annotations
@@ -139,7 +141,7 @@ class BoardGroup:
     def _say(self, key: str, message: bytes, *, limit_s: float) -> None:
         with self._lock:
             self._posted.add(key)
-        self._board.post(key, message, limit_s=limit_s)
+        self._board.post(key, _sealed(key, message), limit_s=limit_s)
 
     def _hear(self, key: str, *, wait_s: float, topic: str) -> bytes:
         word = self._poll(lambda limit_s: self._board.look(key, limit_s=limit_s), wait_s)
@@ -151,7 +153,10 @@ class BoardGroup:
                 found="nothing",
                 remedy="See whether the process of rank 0 runs and its host can be reached.",
             )
-        return word
+        message = _unsealed(key, word)
+        if message is None:
+            raise LeaderLostError("a word of the leader belongs to another exchange", where=topic)
+        return message
 
     def _poll(self, look: Callable[[float], _Found | None], wait_s: float) -> _Found | None:
         """Look until something is there or the time is over; the last look is after the end, never before it."""
@@ -165,6 +170,16 @@ class BoardGroup:
                 return found
             pause_s = min(max(waited_s * _PAUSE_SHARE, _SHORTEST_PAUSE_S), longest_s)
             self._ambient.sleep(min(pause_s, left_s))
+
+
+def _sealed(key: str, message: bytes) -> bytes:
+    return key.encode("utf-8") + b"\0" + message
+
+
+def _unsealed(key: str, word: bytes) -> bytes | None:
+    """Return what the leader said under a key; None where the word was said under another."""
+    seal = _sealed(key, b"")
+    return word[len(seal) :] if word.startswith(seal) else None
 
 
 def _is_below(key: str, topic: str) -> bool:
