@@ -35,6 +35,8 @@ _HEAD_BYTES = 8
 _PLACE_BYTES = 4096
 _NAMESPACE_BYTES = 8
 _CONNECT_S = 10.0
+# After a connection broke, or an answer stayed away, the server is most likely gone, and a refused connection is tried until its time is over.
+_RECONNECT_S = 2.0
 _SIGN = "board"
 _LOOPBACK = "127.0.0.1"
 
@@ -101,7 +103,7 @@ def serve(hosts: tuple[str, ...], *, ambient: Ambient) -> TorchStoreBoard:
         RuntimeError: The server could not be started.
     """
     namespace = ambient.token(_NAMESPACE_BYTES)
-    server = _tcp_store(_LOOPBACK, 0, is_server=True)
+    server = _tcp_store(_LOOPBACK, 0, is_server=True, wait_s=_CONNECT_S)
     # What tells this board from any other server at the same port of another host.
     server.set(f"{namespace}/{_SIGN}", b"1")
     return TorchStoreBoard(Place(hosts, server.port, namespace), server=server)
@@ -150,6 +152,7 @@ class TorchStoreBoard:
         self._part_counts: dict[str, int] = {}
         self._lines = threading.local()
         self._is_closed = False
+        self._is_broken = False
 
     def post(self, key: str, message: bytes, *, limit_s: float) -> None:
         """Store a message, its head last."""
@@ -209,11 +212,13 @@ class TorchStoreBoard:
         if not call.done.wait(max(0.0, limit_s)):
             # The thread at the other end may be stuck for good; it is left to itself, and the next call has another.
             self._drop_line()
+            self._is_broken = True
             raise self._lost(f"no answer within {limit_s:.3g} s")
         if call.error is not None:
             self._drop_line()
             # Errors of the store are RuntimeErrors; before torch 2.6 some have no class of their own.
             if isinstance(call.error, RuntimeError):
+                self._is_broken = True
                 raise self._lost(str(call.error).partition("\n")[0]) from call.error
             raise call.error
         result: _Result = call.result
@@ -223,9 +228,11 @@ class TorchStoreBoard:
         failure = "no host"
         for host in self._hosts:
             try:
-                store = _tcp_store(host, self.place.port, is_server=False)
+                store = _tcp_store(
+                    host, self.place.port, is_server=False, wait_s=_RECONNECT_S if self._is_broken else _CONNECT_S
+                )
                 if store.check([self._full(_SIGN)]):
-                    self._hosts = (host,)
+                    self._hosts, self._is_broken = (host,), False
                     return store
                 failure = f"{host} serves another store at port {self.place.port}"
             except RuntimeError as exc:
@@ -328,9 +335,9 @@ def _served(ambient: Ambient, host: str | None) -> tuple[TorchStoreBoard | None,
         return None, str(exc).partition("\n")[0] or type(exc).__name__
 
 
-def _tcp_store(host: str, port: int, *, is_server: bool) -> _Store:
+def _tcp_store(host: str, port: int, *, is_server: bool, wait_s: float) -> _Store:
     store: _Store = dist.TCPStore(  # type: ignore[attr-defined]  # public in torch, and absent from its stubs
-        host, port, None, is_server, timeout=timedelta(seconds=_CONNECT_S), wait_for_workers=False
+        host, port, None, is_server, timeout=timedelta(seconds=wait_s), wait_for_workers=False
     )
     return store
 
