@@ -168,7 +168,9 @@ class BoardGroup:
             found = look(max(left_s, _LAST_LOOK_S))
             if found is not None or left_s <= 0:
                 return found
-            pause_s = min(max(waited_s * _PAUSE_SHARE, _SHORTEST_PAUSE_S), longest_s)
+            # Looks for many ranks take long themselves; half of the time is left to the board for their messages.
+            looked_s = self._ambient.monotonic() - began - waited_s
+            pause_s = min(max(waited_s * _PAUSE_SHARE, looked_s, _SHORTEST_PAUSE_S), longest_s)
             self._ambient.sleep(min(pause_s, left_s))
 
 

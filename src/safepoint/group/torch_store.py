@@ -35,7 +35,8 @@ _HEAD_BYTES = 8
 _PLACE_BYTES = 4096
 _NAMESPACE_BYTES = 8
 _CONNECT_S = 10.0
-# After a connection broke, or an answer stayed away, the server is most likely gone, and a refused connection is tried until its time is over.
+# After a connection broke, or an answer stayed away, the server is most likely gone, and a refused connection is tried
+# until its time is over.
 _RECONNECT_S = 2.0
 _SIGN = "board"
 _LOOPBACK = "127.0.0.1"
