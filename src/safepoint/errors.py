@@ -13,6 +13,7 @@
     │   ├── ObjectExistsError         the name is taken              → read what is there
     │   └── ObjectMissingError        no object has this name        → treat as absent
     ├── AbortedError                  a rank said no or was absent   → nothing was published; train on
+    │   └── LeaderLostError           the leader's word did not come → whoever voted yes: the outcome is unknown
     ├── TornSnapshotError             state changed during the copy  → nothing was published
     ├── FencedError                   a newer incarnation owns it    → stop this process
     ├── OutcomeUnknownError           a publish may have landed      → look before trying again
@@ -182,6 +183,16 @@ class AbortedError(SafepointError):
 
     code = "aborted"
     exit_code = 7
+
+
+class LeaderLostError(AbortedError):
+    """Report that the leader did not answer in time or cannot be reached; it may still publish what has a full vote.
+
+    Before its vote a rank takes it for any other `AbortedError`. A rank that has voted yes has to raise
+    `OutcomeUnknownError` from it.
+    """
+
+    code = "leader_lost"
 
 
 class TornSnapshotError(SafepointError):

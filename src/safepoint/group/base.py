@@ -8,7 +8,12 @@ from typing import Protocol
 class Group(Protocol):
     """Exchange small messages among the ranks of one job.
 
-    Each exchange has a topic, used once. A wait that passes its deadline raises `AbortedError` naming the absent ranks.
+    1. Each exchange has a topic: names parted by ``/``, used once. All ranks make the same exchanges, those of one
+       thread in the same order; exchanges of several threads do not disturb each other.
+    2. Each wait has a deadline, in seconds from the call. No call lasts longer than that and a fixed grace, also when
+       the leader's process is stopped or its host cut off.
+    3. `AbortedError` names the absent ranks and the topic, and is the same on all ranks that hear it: it is the
+       leader's word. `LeaderLostError` says that the leader's word did not come, and thus not what it did.
     """
 
     @property
@@ -20,7 +25,30 @@ class Group(Protocol):
         """Return the number of ranks."""
 
     def spread(self, topic: str, message: bytes | None, *, deadline_s: float) -> bytes:
-        """Return the leader's message on every rank; ranks other than the leader pass None."""
+        """Return the leader's message on every rank; ranks other than the leader pass None.
+
+        The leader does not wait for the others to read it.
+
+        Raises:
+            LeaderLostError: The message did not come.
+        """
 
     def gather(self, topic: str, message: bytes, *, deadline_s: float) -> list[bytes] | None:
-        """Return the messages of all ranks, in their order, on the leader; None on the others."""
+        """Return the messages of all ranks, in their order, on the leader; None on the others.
+
+        A return is an acknowledgement: the leader has the messages of all ranks.
+
+        Raises:
+            AbortedError: Messages of some ranks were not there when the leader's deadline was over.
+            LeaderLostError: This rank's message was sent, and the leader did not say whether it has all.
+        """
+
+    def settle(self, topic: str) -> None:
+        """Forget what was exchanged under a topic and below it.
+
+        To be called when every rank has made a later exchange of the same thread, so that nobody reads it any more. It
+        does not wait, and does nothing on ranks other than the leader.
+        """
+
+    def close(self, *, deadline_s: float) -> None:
+        """Take leave: the leader waits until the others have, for they may still read its last word. Never raises."""

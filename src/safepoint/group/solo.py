@@ -20,3 +20,9 @@ class SoloGroup:
     def gather(self, topic: str, message: bytes, *, deadline_s: float) -> list[bytes] | None:
         """Return the one message there is."""
         return [message]
+
+    def settle(self, topic: str) -> None:
+        """Do nothing: nothing is kept."""
+
+    def close(self, *, deadline_s: float) -> None:
+        """Do nothing: nobody has to be waited for."""

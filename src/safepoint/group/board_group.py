@@ -1,0 +1,204 @@
+"""The exchanges of a group, over any board.
+
+1. The leader ends each gathering by one word to all: every message is there, or the error that names the absent ranks.
+   So each rank knows whether its message arrived, and all raise the same error. `Board.post` tells nothing about it.
+2. Nothing waits within the board: this module looks again and again, ever less often, until its deadline.
+3. A rank waits `grace_s` longer than the deadline, for the leader's deadline began when the leader called.
+4. The leader takes the messages of others off as it reads them; its own words stay until `settle`.
+5. A word of the leader names its key: the verdict on one generation is never taken for that on another. What ranks send
+   the leader is judged by who gathers it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from safepoint.ambient import Ambient
+from safepoint.errors import AbortedError, InternalError, LeaderLostError
+from safepoint.group.agreement import decode_error, encode_error
+from safepoint.group.board import Board
+
+GRACE_S = 5.0
+
+# Each pause is this part of the wait so far.
+_PAUSE_SHARE = 0.1
+_SHORTEST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.25
+# The board answers some 20,000 looks in a second; more ranks look less often.
+_PAUSE_PER_RANK_S = 1 / 20_000
+_MOST_RANKS_NAMED = 16
+# What a last look may take when the deadline is over, and what tidying may take.
+_LAST_LOOK_S = 1.0
+
+_Found = TypeVar("_Found")
+
+
+class BoardGroup:
+    """Be one rank of a group whose messages lie on a board.
+
+    Args:
+        board: This rank's access to the board. The group closes it.
+        rank: This rank; rank 0 leads and keeps the board.
+        world_size: The number of ranks.
+        ambient: The clock.
+        grace_s: How much longer than the leader a rank waits for the leader's word.
+    """
+
+    def __init__(self, board: Board, *, rank: int, world_size: int, ambient: Ambient, grace_s: float = GRACE_S) -> None:
+        self._board = board
+        self._rank = rank
+        self._world_size = world_size
+        self._ambient = ambient
+        self._grace_s = grace_s
+        self._lock = threading.Lock()
+        self._posted: set[str] = set()
+        self._overdue: set[str] = set()
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return self._world_size
+
+    def spread(self, topic: str, message: bytes | None, *, deadline_s: float) -> bytes:
+        """Post the leader's message, or wait for it."""
+        if (message is not None) != (self._rank == 0):
+            raise InternalError("the leader spreads a message, and the others pass none", where=topic)
+        key = f"{topic}/word"
+        if message is not None:
+            self._say(key, message, limit_s=deadline_s)
+            return message
+        return self._hear(key, wait_s=deadline_s + self._grace_s, topic=topic)
+
+    def gather(self, topic: str, message: bytes, *, deadline_s: float) -> list[bytes] | None:
+        """Collect the messages of all ranks and tell them how that ended, or post one and wait for that word."""
+        closing = f"{topic}/closed"
+        if self._rank == 0:
+            return self._collect(topic, message, closing, deadline_s)
+        ends = self._ambient.monotonic() + deadline_s + self._grace_s
+        self._board.post(f"{topic}/{self._rank}", message, limit_s=deadline_s)
+        word = self._hear(closing, wait_s=max(0.0, ends - self._ambient.monotonic()), topic=topic)
+        if word:
+            raise decode_error(word, where=topic)
+        return None
+
+    def settle(self, topic: str) -> None:
+        """Take the words of the leader, and messages that came late, off the board."""
+        with self._lock:
+            posted = {key for key in self._posted if _is_below(key, topic)}
+            overdue = {key for key in self._overdue if _is_below(key, topic)}
+            self._posted -= posted
+            self._overdue -= overdue
+        if posted:
+            self._board.remove(sorted(posted), limit_s=self._grace_s)
+        if overdue:
+            self._board.take(sorted(overdue), limit_s=self._grace_s)
+
+    def close(self, *, deadline_s: float) -> None:
+        """Say farewell, or wait for the farewells of the others."""
+        try:
+            if self._rank == 0:
+                self._receive({f"farewell/{rank}": rank for rank in range(1, self._world_size)}, deadline_s)
+            else:
+                self._board.post(f"farewell/{self._rank}", b"", limit_s=deadline_s)
+        except LeaderLostError:
+            # Nobody is left to take leave of.
+            pass
+        self._board.close()
+
+    def _collect(self, topic: str, message: bytes, closing: str, deadline_s: float) -> list[bytes]:
+        missing = {f"{topic}/{rank}": rank for rank in range(1, self._world_size)}
+        messages = {0: message, **self._receive(missing, deadline_s)}
+        absent = sorted(set(range(self._world_size)) - set(messages))
+        if absent:
+            error = _absence(topic, absent, self._world_size, deadline_s)
+            with self._lock:
+                self._overdue |= {f"{topic}/{rank}" for rank in absent}
+            self._say(closing, encode_error(error), limit_s=self._grace_s)
+            raise error
+        self._say(closing, b"", limit_s=self._grace_s)
+        return [messages[rank] for rank in range(self._world_size)]
+
+    def _receive(self, missing: dict[str, int], deadline_s: float) -> dict[int, bytes]:
+        """Return the messages that came within the deadline, by rank."""
+        messages: dict[int, bytes] = {}
+
+        def look(limit_s: float) -> bool | None:
+            for key, message in self._board.take(list(missing), limit_s=limit_s).items():
+                messages[missing.pop(key)] = message
+            return True if not missing else None
+
+        if missing:
+            self._poll(look, deadline_s)
+        return messages
+
+    def _say(self, key: str, message: bytes, *, limit_s: float) -> None:
+        with self._lock:
+            self._posted.add(key)
+        self._board.post(key, _sealed(key, message), limit_s=limit_s)
+
+    def _hear(self, key: str, *, wait_s: float, topic: str) -> bytes:
+        word = self._poll(lambda limit_s: self._board.look(key, limit_s=limit_s), wait_s)
+        if word is None:
+            raise LeaderLostError(
+                "the leader did not answer",
+                where=topic,
+                expected=f"a word from rank 0 within {wait_s:g} s",
+                found="nothing",
+                remedy="See whether the process of rank 0 runs and its host can be reached.",
+            )
+        message = _unsealed(key, word)
+        if message is None:
+            raise LeaderLostError("a word of the leader belongs to another exchange", where=topic)
+        return message
+
+    def _poll(self, look: Callable[[float], _Found | None], wait_s: float) -> _Found | None:
+        """Look until something is there or the time is over; the last look is after the end, never before it."""
+        began = self._ambient.monotonic()
+        longest_s = _LONGEST_PAUSE_S + self._world_size * _PAUSE_PER_RANK_S
+        while True:
+            waited_s = self._ambient.monotonic() - began
+            left_s = wait_s - waited_s
+            found = look(max(left_s, _LAST_LOOK_S))
+            if found is not None or left_s <= 0:
+                return found
+            # Looks for many ranks take long themselves; half of the time is left to the board for their messages.
+            looked_s = self._ambient.monotonic() - began - waited_s
+            pause_s = min(max(waited_s * _PAUSE_SHARE, looked_s, _SHORTEST_PAUSE_S), longest_s)
+            self._ambient.sleep(min(pause_s, left_s))
+
+
+def _sealed(key: str, message: bytes) -> bytes:
+    return key.encode("utf-8") + b"\0" + message
+
+
+def _unsealed(key: str, word: bytes) -> bytes | None:
+    """Return what the leader said under a key; None where the word was said under another."""
+    seal = _sealed(key, b"")
+    return word[len(seal) :] if word.startswith(seal) else None
+
+
+def _is_below(key: str, topic: str) -> bool:
+    return key.startswith(f"{topic}/")
+
+
+def _absence(topic: str, absent: list[int], world_size: int, deadline_s: float) -> AbortedError:
+    return AbortedError(
+        f"{len(absent)} of {world_size} ranks were absent from an exchange",
+        where=topic,
+        expected=f"a message from each rank within {deadline_s:g} s",
+        found=f"nothing from {_named(absent)}",
+        remedy="See whether those processes run and reach the host of rank 0.",
+    )
+
+
+def _named(ranks: Iterable[int]) -> str:
+    listed = list(ranks)
+    text = ", ".join(f"rank {rank}" for rank in listed[:_MOST_RANKS_NAMED])
+    return text if len(listed) <= _MOST_RANKS_NAMED else f"{text} and {len(listed) - _MOST_RANKS_NAMED} more"
