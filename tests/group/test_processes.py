@@ -74,6 +74,7 @@ def job() -> Iterator[list[subprocess.Popen[str]]]:
         rank.stdout.close()
 
 
+@pytest.mark.soak
 def test_stopped_and_killed_ranks_and_leaders_end_every_wait_in_an_error(job: list[subprocess.Popen[str]]) -> None:
     """Every wait ends by itself: those that would not are ten minutes long, or have no end in torch.
 
