@@ -191,6 +191,8 @@ class Circumstances:
             self._registry.drop_gradients(manifest.items.keys() - set(restored.left_fresh) - late)
             if not restored.left_fresh and not restored.promise.reasons:
                 self._check_counts(manifest)
+            if not self._has_position(manifest):
+                restored.notes.append("nothing tells a position in the data: a loader gives its batches from the start")
         self._saved_accumulation = None if manifest is None else manifest.conditions.accumulation
         self._short = None
         self._late.clear()
@@ -291,8 +293,17 @@ class Circumstances:
     def _tells_position(self) -> bool:
         """Return whether an item or a pass has told a position in the data; only they count epochs."""
         counts, progress = self._boundary.counts(), self._boundary.progress
-        if progress.epoch or progress.epoch_end_due or counts["foreign_in_epoch"]:
-            return True
+        passes = progress.epoch or progress.epoch_end_due or counts["foreign_in_epoch"]
+        return bool(passes) or self._has_loader()
+
+    def _has_position(self, manifest: Manifest) -> bool:
+        """Return whether the saved run told a position in its data."""
+        saved = manifest.progress
+        passes = saved.epoch or saved.epoch_end_due or manifest.conditions.counts.get("foreign_in_epoch", 0)
+        return bool(passes) or self._has_loader()
+
+    def _has_loader(self) -> bool:
+        """Return whether an item is a loader or another input with a position."""
         stateful = [name for name, item in self._registry.items.items() if item.type == "stateful"]
         return any(isinstance(self._registry.objects[name], Position | Iterable) for name in stateful)
 

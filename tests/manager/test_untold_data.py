@@ -28,3 +28,12 @@ def test_a_plain_loop_over_a_plain_loader_does_not_resume_as_the_same_run(tmp_pa
         manager.restore()
     manager.close()
     assert [one.word for one in caught.value.differences] == ["data_position"]
+
+
+def test_a_run_that_tells_no_position_in_its_data_is_told_so(tmp_path: Path) -> None:
+    for is_told in (False, True):
+        manager = sp.CheckpointManager(tmp_path / "run", {"counters": {"best": 0}}, save=sp.every(updates=1))
+        report = manager.restore()
+        assert any("position in the data" in note for note in report.notes) is is_told
+        manager.after_update()
+        manager.close()

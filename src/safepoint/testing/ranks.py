@@ -263,6 +263,10 @@ class RankAmbient:
         """Return this process."""
         return self._process.process()
 
+    def pid(self) -> int:
+        """Return this process's number."""
+        return self._process.pid()
+
     def state_of(self, identity: ProcessIdentity) -> ProcessState:
         """Return what the world says of a process."""
         return self._process.state_of(identity)
