@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from safepoint.format.plain import DtypeLeaf, NumpyScalarLeaf, ScalarLeaf, SizeLeaf, TensorLeaf, ViewLeaf
 
-FIXED_OFFSETS = st.timedeltas(min_value=datetime.timedelta(hours=-23), max_value=datetime.timedelta(hours=23)).map(
-    datetime.timezone
+FIXED_OFFSETS = st.integers(min_value=-82_800, max_value=82_800).map(
+    lambda seconds: datetime.timezone(datetime.timedelta(seconds=seconds))
 )
 
 # Strings as Python has them: lone surrogates included, as in a file name that is not UTF-8.

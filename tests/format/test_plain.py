@@ -206,3 +206,10 @@ def test_a_form_that_no_writer_makes_is_refused(form: object) -> None:
 def test_a_list_that_contains_itself_is_told_by_its_number() -> None:
     form = {"$shared": [3, [1, {"$same": 3}]]}
     assert decode_plain(form) == Shared(3, [1, Same(3)])
+
+
+@pytest.mark.parametrize("kind", [datetime.datetime(2000, 1, 1), datetime.datetime(2000, 1, 1).time()])
+def test_a_time_whose_offset_is_no_whole_second_is_refused_by_its_path(kind: datetime.datetime | datetime.time) -> None:
+    offset = datetime.timezone(datetime.timedelta(microseconds=1))
+    with pytest.raises(RequestError, match="when"):
+        encode_plain({"when": kind.replace(tzinfo=offset)}, path="state")

@@ -192,4 +192,10 @@ def _naive_or_fixed(value: Any, path: str) -> Any:
             expected="a naive time or one with a fixed offset (datetime.timezone)",
             found=repr(value.tzinfo),
         )
+    offset = value.utcoffset()
+    if offset is not None and offset.microseconds:
+        # Python itself does not read back what isoformat writes for some of these.
+        raise RequestError(
+            "a time's offset cannot be stored exactly", where=path, expected="whole seconds", found=repr(offset)
+        )
     return value
