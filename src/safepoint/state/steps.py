@@ -2,7 +2,7 @@
 
 Hooks on the optimizers' own step are the only reliable sign that parameters change: fused kernels do not advance a
 tensor's version. torch keeps these hooks for the whole process, so they refer to their monitor weakly: a monitor that
-is dropped without `close` takes its hooks off and keeps no object alive.
+is dropped without `close` keeps no object alive, and the next monitor takes its hooks off.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+# Hooks whose monitor was dropped. Its finalizer may run wherever the garbage collector does, also while torch iterates
+# over its hooks, so it must not take them off itself.
+_ABANDONED: list[Any] = []
 
 
 class StepMonitor:
@@ -26,7 +30,9 @@ class StepMonitor:
         self._optimizers = optimizers
         self._counts: dict[int, int] = {}
         self._guards: list[Callable[[], object]] = []
-        self._remove = weakref.finalize(self, _remove_all, _install(weakref.ref(self)))
+        _remove_all(_ABANDONED)
+        self._hooks = _install(weakref.ref(self))
+        self._abandon = weakref.finalize(self, _ABANDONED.extend, self._hooks)
 
     def counts(self) -> dict[str, int]:
         """Return the number of steps of each registered optimizer since the last `reset`, zeros included."""
@@ -42,7 +48,8 @@ class StepMonitor:
 
     def close(self) -> None:
         """Take all hooks off. Idempotent."""
-        self._remove()
+        self._abandon.detach()
+        _remove_all(self._hooks)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Call the guards, if the optimizer is registered."""
@@ -74,5 +81,5 @@ def _install(monitor: weakref.ref[StepMonitor]) -> list[Any]:
 
 
 def _remove_all(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+    while handles:
+        handles.pop().remove()
