@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from safepoint.errors import InternalError
 from safepoint.restoring.validate import SavedState
-from safepoint.state.item import Target
+from safepoint.state.item import ShardedTarget, Target, TensorTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TensorRead:
     chunks: tuple[ChunkRead, ...]
 
 
-def plan_reads(saved: SavedState, targets: Mapping[str, Mapping[str, Target]]) -> tuple[TensorRead, ...]:
+def plan_reads(saved: SavedState, targets: Mapping[str, Mapping[str, TensorTarget]]) -> tuple[TensorRead, ...]:
     """Return what to read, in the order in which it lies on disk.
 
     Args:
@@ -44,6 +44,8 @@ def plan_reads(saved: SavedState, targets: Mapping[str, Mapping[str, Target]]) -
             tensor = saved.tensors.get((item, name))
             if tensor is None:
                 raise InternalError("an item asks for a tensor that is not stored", where=f"{item}/{name}")
+            if isinstance(target, ShardedTarget):
+                raise InternalError("a tensor that is held in parts has no plan", where=f"{item}/{name}")
             begin, chunks = 0, []
             for chunk in tensor.chunks:
                 path = saved.object_path(chunk.object)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from safepoint.errors import Difference
 
@@ -67,9 +67,42 @@ class Target(Protocol):
         """Move the filled bytes to where they belong, and let go of temporary memory."""
 
 
+class BoxTarget(Target, Protocol):
+    """Take the bytes of one box that this rank holds of a tensor held in parts: dense, C order.
+
+    Boxes of one tensor do not overlap. Where the live memory is one contiguous box, `memory()` is the live memory.
+    """
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        """Return where the box begins in the whole tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the lengths of the box; one without elements takes no bytes."""
+
+
+@runtime_checkable
+class ShardedTarget(Protocol):
+    """Take a tensor of which this rank holds parts: none, one or several boxes, each a target of its own.
+
+    All boxes are filled and committed like any other target before the item is applied.
+    """
+
+    def boxes(self) -> Sequence[BoxTarget]:
+        """Return the boxes; the same objects at each call."""
+
+
+# What an item returns for a stored tensor: a target of the whole, or of this rank's boxes of it.
+TensorTarget = Target | ShardedTarget
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedTensor:
-    """Pair what a tensor is with where its bytes come from."""
+    """Pair what a tensor is with where its bytes come from.
+
+    A tensor of which a rank holds several boxes is several of these, of one name and different offsets.
+    """
 
     spec: TensorSpec
     source: Source
@@ -126,7 +159,7 @@ class Item(Protocol):
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Compare what was saved with the live object and return every difference; touches nothing."""
 
-    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, TensorTarget]:
         """Return a target for each stored tensor that shall be read, by name. Touches nothing yet."""
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
