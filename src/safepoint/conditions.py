@@ -109,6 +109,7 @@ class Circumstances:
         self._saved_accumulation: int | None = None
         self._registration = Registration()
         self._short: int | None = None
+        self._schedulers: dict[str, Counted] = {}
         self._schedules: dict[str, int | None] = {}
         self._late: set[str] = set()
         self._warned: set[str] = set()
@@ -117,12 +118,14 @@ class Circumstances:
         """Note an item as it is registered."""
         self._registration.add(item)
         if isinstance(item, Counted) and item.type == "scheduler":
+            self._schedulers[item.name] = item
             self._schedules[item.name] = item.count()
 
     def forget(self, name: str) -> None:
         """Forget an item that could not be given its state, everywhere."""
         self._registration.configuration.pop(name, None)
         self._registration.structure.pop(name, None)
+        self._schedulers.pop(name, None)
         self._boundary.unwatch(name, self._registry.objects[name])
         self._registry.remove(name)
 
@@ -308,8 +311,7 @@ class Circumstances:
         return any(isinstance(self._registry.objects[name], Position | Iterable) for name in stateful)
 
     def _schedule_counts(self) -> dict[str, int | None]:
-        schedulers = {name: item for name, item in self._registry.items.items() if item.type == "scheduler"}
-        return {name: item.count() for name, item in schedulers.items() if isinstance(item, Counted)}
+        return {name: item.count() for name, item in self._schedulers.items()}
 
     def _moved_schedules(self) -> set[str]:
         """Return the schedulers that have stepped since the last boundary."""
@@ -319,9 +321,8 @@ class Circumstances:
     def _has_epoch_schedule(self) -> bool:
         """Return whether a scheduler counts far fewer steps than there were updates: it is stepped once an epoch."""
         step = self._boundary.progress.step
-        items = self._registry.items.values()
-        counts = [item.count() for item in items if item.type == "scheduler" and isinstance(item, Counted)]
-        return any(count is not None and count < step and count <= self._boundary.progress.epoch for count in counts)
+        counts = [count for count in self._schedule_counts().values() if count is not None]
+        return any(count < step and count <= self._boundary.progress.epoch for count in counts)
 
 
 def _overwrites(schedule: object) -> bool:

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from safepoint.data.dataset import DatasetIdentity
 from safepoint.data.order import KNOWN_ORDERS, GlobalOrder, check_number, order_version, share_of_batch
@@ -98,11 +98,7 @@ class BatchPlan:
         while (left := self.remaining(position)) <= batches:
             batches -= max(left, 0)
             position = Position(position.epoch + 1)
-        return replace(
-            position,
-            samples=position.samples + batches * self.global_batch,
-            batches=position.batches + batches,
-        )
+        return Position(position.epoch, position.samples + batches * self.global_batch, position.batches + batches)
 
     def batch_at(self, position: Position) -> Batch:
         """Return this rank's part of the batch that starts at a position."""
