@@ -12,7 +12,7 @@ import pytest
 from safepoint.catalog import GenerationState, examine, list_generations, read_lineage
 from safepoint.errors import CorruptionError
 from safepoint.format.digest import digest_file
-from safepoint.format.index import decode_index
+from safepoint.format.index import decode_index, entry_keys
 from tests.format.examples import Example, example
 from tests.format.sealing import sealed_tree, tree_of
 
@@ -22,6 +22,11 @@ OTHER = "step-000000000003-i000001-0badcafe"
 
 def weight(tree: Tree) -> Tree:
     return next(tensor for tensor in tree["tensors"] if tensor["name"] == "weight")  # type: ignore[no-any-return]
+
+
+def part_of(tree: Tree) -> Tree:
+    """Return an empty box at the end of the weight."""
+    return weight(tree) | {"offset": [4], "shape": [0], "chunks": []}
 
 
 def decode(tree: Tree) -> None:
@@ -67,6 +72,8 @@ CHANGES: dict[str, Callable[[Tree], object]] = {
     "a shape of 10^15": lambda t: weight(t).update(global_shape=[10**15], shape=[10**15]),
     "a shape beyond all bounds": lambda t: weight(t).update(global_shape=[2**62, 2**62], shape=[4, 1], offset=[0, 0]),
     "tensor twice": lambda t: t["tensors"].append(weight(t)),
+    "box of another type": lambda t: t["tensors"].append(part_of(t) | {"dtype": "uint8"}),
+    "box of another tensor": lambda t: t["tensors"].append(part_of(t) | {"global_shape": [5]}),
     "tensor of no item": lambda t: t["items"].pop("model"),
     "item outside the grammar": lambda t: t["items"].update({"../up": {"type": "module", "plain": None}}),
     "object twice": lambda t: t["objects"].append(t["objects"][0]),
@@ -90,6 +97,38 @@ def test_an_index_that_contradicts_itself_is_refused(name: str) -> None:
     CHANGES[name](tree)
     with pytest.raises(CorruptionError, match=r"rank-00000-of-00001\.json"):
         decode(tree)
+
+
+def of_two_ranks() -> Tree:
+    tree = tree_of(example().index) | {"world_size": 2}
+    name = "rank-00000-of-00002.safetensors"
+    return tree | {"objects": [tree["objects"][0] | {"name": name}]}
+
+
+def test_several_boxes_of_one_tensor_are_told_apart_by_their_offsets() -> None:
+    """Spec: F3.6"""
+    tree = of_two_ranks()
+    tree["tensors"].append(part_of(tree))
+    decode(tree)
+    tree["tensors"].append(part_of(tree))
+    with pytest.raises(CorruptionError, match="listed twice"):
+        decode(tree)
+
+
+def test_one_of_several_ranks_may_store_tensors_of_an_item_whose_tree_another_stores() -> None:
+    """Spec: F3.5, F3.6"""
+    tree = of_two_ranks() | {"items": {}}
+    decode(tree)
+    for tensor in tree["tensors"]:
+        tensor["item"] = "../up"
+    with pytest.raises(CorruptionError, match="belongs to no item"):
+        decode(tree)
+
+
+def test_keys_tell_boxes_of_one_tensor_and_names_that_look_like_keys_apart() -> None:
+    """Spec: F3.3"""
+    boxes = [("m", "w", (0, 0)), ("m", "w", (2, 0)), ("m", "w@0,0", (0,)), ("m", "w@0,0@", (0,)), ("n", "w", (0,))]
+    assert entry_keys(boxes) == ["m/w@0,0", "m/w@2,0", "m/w@0,0@", "m/w@0,0@@", "n/w"]
 
 
 def huge() -> Tree:

@@ -12,7 +12,11 @@ from safepoint.format.index import Count, ObjectReference
 
 
 class Ballot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Report one rank's stored objects, or why it could not store them (`refusal` is not empty)."""
+    """Report one rank's stored objects, or why it could not store them (`refusal` is not empty).
+
+    `layout` is the digest of the boxes that it stored. `shares` are what it adds to the digest of each item (F7.5).
+    `replicas` holds a digest of checksums for each set of boxes that it shares with other ranks, by the set's number.
+    """
 
     run: str
     generation: str
@@ -22,6 +26,8 @@ class Ballot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: str
     objects: tuple[ObjectReference, ...]
     refusal: str = ""
+    shares: dict[str, str] = {}
+    replicas: dict[str, str] = {}
 
 
 def check_ballots(ballots: list[Ballot], *, run: str, generation: str, incarnation: int, world_size: int) -> None:

@@ -5,6 +5,7 @@ Spec: F3, F4.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -39,7 +40,10 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describe one box of one tensor: `item` is the item's name, `name` the tensor's within it."""
+    """Describe one box of one tensor: `item` is the item's name, `name` the tensor's within it.
+
+    An index may list several boxes of one tensor, at different offsets.
+    """
 
     item: str
     name: str
@@ -58,7 +62,10 @@ class IndexedItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """List what one rank stored in one generation."""
+    """List what one rank stored in one generation.
+
+    `items` holds the items whose plain tree this rank stored; one of several ranks may store tensors of other items.
+    """
 
     generation: str
     rank: Count
@@ -87,17 +94,31 @@ def decode_index(data: bytes, *, where: str) -> Index:
         if not is_item_name(item):
             raise CorruptionError("an item's name is not allowed", where=where, found=repr(item[:80]))
     _check_objects(index, where)
-    seen: set[tuple[str, str]] = set()
-    for tensor in index.tensors:
-        place = f"{where}: {tensor.item[:128]}/{tensor.name[:256]}"
-        if (tensor.item, tensor.name) in seen:
-            raise CorruptionError("a tensor is listed twice", where=place)
-        seen.add((tensor.item, tensor.name))
-        if tensor.item not in index.items:
-            raise CorruptionError("a tensor belongs to no item", where=place)
-        _check_tensor(tensor, index.objects, place)
+    _check_boxes(index, where)
     _check_ranges(index, where)
     return index
+
+
+def entry_keys(boxes: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[str]:
+    """Return the key of each box in the header of a data file, for the boxes of an index in their order.
+
+    Args:
+        boxes: Item, name and offset of each.
+
+    Spec: F3.3.
+    """
+    listed = list(boxes)
+    counts: dict[tuple[str, str], int] = {}
+    for item, name, _ in listed:
+        counts[item, name] = counts.get((item, name), 0) + 1
+    keys: dict[str, None] = {}
+    for item, name, offset in listed:
+        key = f"{item}/{name}" if counts[item, name] == 1 else f"{item}/{name}@{','.join(map(str, offset))}"
+        while key in keys:
+            # Another tensor's name ends like the key of a box.
+            key += "@"
+        keys[key] = None
+    return list(keys)
 
 
 def check_reference(reference: ObjectReference, *, where: str) -> GenerationName:
@@ -126,6 +147,23 @@ def _check_objects(index: Index, where: str) -> None:
         if (reference.generation, reference.name) in seen:
             raise CorruptionError("an index names an object twice", where=where, found=reference.name)
         seen.add((reference.generation, reference.name))
+
+
+def _check_boxes(index: Index, where: str) -> None:
+    """Check each box for itself, and that those of one tensor speak of the same one."""
+    seen: set[tuple[str, str, tuple[int, ...]]] = set()
+    wholes: dict[tuple[str, str], tuple[str, tuple[int, ...]]] = {}
+    for tensor in index.tensors:
+        place = f"{where}: {tensor.item[:128]}/{tensor.name[:256]}"
+        if (tensor.item, tensor.name, tensor.offset) in seen:
+            raise CorruptionError("a tensor is listed twice", where=place)
+        seen.add((tensor.item, tensor.name, tensor.offset))
+        if tensor.item not in index.items and (index.world_size == 1 or not is_item_name(tensor.item)):
+            raise CorruptionError("a tensor belongs to no item", where=place)
+        whole = (tensor.dtype, tensor.global_shape)
+        if wholes.setdefault((tensor.item, tensor.name), whole) != whole:
+            raise CorruptionError("two boxes of a tensor contradict each other", where=place, found=whole)
+        _check_tensor(tensor, index.objects, place)
 
 
 def _check_tensor(tensor: Tensor, objects: tuple[ObjectReference, ...], place: str) -> None:

@@ -1,25 +1,64 @@
 """The digest of an item's state, independent of where its bytes lie.
 
+With one rank it is taken over the whole state in order. With several, nobody has the whole: each rank adds up the
+digests of what it stored, and the leader adds up the ranks.
+
 Spec: F7.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-from safepoint.format.digest import digest_bytes
+from safepoint.format.digest import HEX_LENGTH, digest_bytes
 from safepoint.format.index import IndexedItem, Tensor
+
+_MODULUS = 1 << (4 * HEX_LENGTH)
 
 
 def item_digest(item: IndexedItem, tensors: Iterable[Tensor]) -> str:
-    """Return the digest of an item's type, its plain tree and its tensors by name, wherever they lie.
+    """Return the digest of an item's type, its plain tree and its tensors by name, as one rank stores them.
 
-    Spec: F7.
+    Spec: F7.3.
     """
     parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain)]
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
         chunks = [chunk.digest for chunk in tensor.chunks]
         parts.append(msgspec.json.encode([tensor.name, tensor.dtype, tensor.shape, chunks]))
     return digest_bytes(b"\n".join(parts))
+
+
+def joint_digest(type_name: str, shares: Iterable[str]) -> str:
+    """Return the digest of an item that several ranks stored, from its type and the shares of all ranks, in any order.
+
+    Spec: F7.5.
+    """
+    return digest_bytes(f"{type_name}\n{add_digests(shares)}".encode())
+
+
+def rank_share(tree: tuple[Any] | None, boxes: Iterable[Tensor], *, tree_of: int | None, boxes_of: int | None) -> str:
+    """Return what one rank adds to the joint digest of an item.
+
+    Args:
+        tree: The plain tree in JSON form, if this rank stores it, else None.
+        boxes: The boxes of the item that this rank stores.
+        tree_of: This rank, where each of several ranks stores its own tree; else None.
+        boxes_of: This rank, where the item is of the kind ``per_rank``; else None.
+
+    Spec: F7.5.
+    """
+    lines = [] if tree is None else [msgspec.json.encode([tree_of, tree[0]])]
+    for box in boxes:
+        chunks = [chunk.digest for chunk in box.chunks]
+        line = [boxes_of, box.name, box.dtype, box.global_shape, box.offset, box.shape, chunks]
+        lines.append(msgspec.json.encode(line))
+    return add_digests(digest_bytes(line) for line in lines)
+
+
+def add_digests(digests: Iterable[str]) -> str:
+    """Return the sum of digests as numbers, modulo 2^128: the same in whatever order they come; zeros for none."""
+    total = sum(int(digest, 16) for digest in digests) % _MODULUS
+    return f"{total:0{HEX_LENGTH}x}"

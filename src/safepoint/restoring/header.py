@@ -11,7 +11,7 @@ from typing import Any
 from safepoint.errors import CorruptionError
 from safepoint.format.dtypes import DTYPES
 from safepoint.format.encoding import parse_json
-from safepoint.format.index import Index, Tensor
+from safepoint.format.index import Index, Tensor, entry_keys
 
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
@@ -42,9 +42,10 @@ def check_header(header: bytes, index: Index, number: int, *, where: str) -> Non
     if not isinstance(entries, dict):
         raise CorruptionError("a header is no JSON object", where=where, found=type(entries).__name__)
     _check_metadata(entries.pop(_METADATA, {}), where)
-    places = {f"{tensor.item}/{tensor.name}": {chunk.object for chunk in tensor.chunks} for tensor in index.tensors}
-    for tensor in index.tensors:
-        key = f"{tensor.item}/{tensor.name}"
+    keys = entry_keys((tensor.item, tensor.name, tensor.offset) for tensor in index.tensors)
+    pairs = list(zip(keys, index.tensors, strict=True))
+    places = {key: {chunk.object for chunk in tensor.chunks} for key, tensor in pairs}
+    for key, tensor in pairs:
         if places[key] <= {number}:
             _check_entry(entries.get(key), tensor, len(header), where=f"{where}: {key}")
     strange = sorted(entries.keys() - {key for key, objects in places.items() if number in objects or not objects})
