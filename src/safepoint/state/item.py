@@ -97,15 +97,36 @@ class ShardedTarget(Protocol):
 TensorTarget = Target | ShardedTarget
 
 
+@runtime_checkable
+class Divisible(Protocol):
+    """A source of which a part can be read alone."""
+
+    def rows(self, start: int, stop: int) -> Source:
+        """Return the source of a half-open range of rows, counted along the first axis."""
+
+
+@runtime_checkable
+class Summable(Protocol):
+    """A source whose elements can be added up where they lie."""
+
+    def checksum(self) -> int:
+        """Return the sum of the elements, taken as signed integers of their size or, above 8 bytes, of 8, modulo 2^64.
+
+        Must not draw random numbers or change state.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedTensor:
     """Pair what a tensor is with where its bytes come from.
 
-    A tensor of which a rank holds several boxes is several of these, of one name and different offsets.
+    A tensor of which a rank holds several boxes is several of these, of one name and different offsets. Where several
+    ranks hold a box that `is_leaders`, they may differ, and the lowest rank's bytes count.
     """
 
     spec: TensorSpec
     source: Source
+    is_leaders: bool = False
 
 
 @dataclass(frozen=True, slots=True)

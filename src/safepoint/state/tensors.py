@@ -28,6 +28,9 @@ SPARSE_LAYOUTS = (
     torch.sparse_bsc,
 )
 
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORD_BYTES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
@@ -47,6 +50,18 @@ class TensorSource:
             return
         dense = self.tensor.detach().resolve_conj().resolve_neg().contiguous()
         torch.frombuffer(buffer, dtype=torch.uint8).copy_(as_bytes(dense))
+
+    def rows(self, start: int, stop: int) -> TensorSource:
+        """Return the source of some rows; a tensor without an axis has one."""
+        return TensorSource(self.tensor.detach()[start:stop]) if self.tensor.dim() else self
+
+    def checksum(self) -> int:
+        """Add the elements up on the tensor's device."""
+        dense = self.tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        if dense.element_size() > _WORD_BYTES:
+            dense = torch.view_as_real(dense)
+        words = dense.view(_WORDS[dense.element_size()])
+        return int(words.sum(dtype=torch.int64)) % (1 << (8 * _WORD_BYTES))
 
 
 class InPlaceTarget:
