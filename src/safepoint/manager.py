@@ -15,7 +15,6 @@ from typing import Any
 
 from safepoint.ambient import Ambient, SystemAmbient
 from safepoint.boundary import Boundary
-from safepoint.catalog import read_lineage
 from safepoint.checkpoints import Checkpoint, list_checkpoints
 from safepoint.conditions import Circumstances, as_numbers
 from safepoint.contract import Contract
@@ -30,13 +29,14 @@ from safepoint.membership import Membership, record_start
 from safepoint.progress import Progress
 from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
-from safepoint.restoring.restore import RestoreContext, Restored, restore, restore_late
+from safepoint.restoring.restore import RestoreContext, Restored, restore_late
 from safepoint.restoring.select import Wish, check_run_is_there
 from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
 from safepoint.settings import check_kinds, check_switches, check_values, choose
+from safepoint.source import as_source, begin
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
 from safepoint.state.registry import Registry
@@ -169,7 +169,7 @@ class CheckpointManager:
         if self._restored.saved is None or self.progress.step != self._restored.saved.manifest.step:
             return
         try:
-            restore_late(self._restore_context(), self._restored.saved, name)
+            restore_late(self._restore_context(), self._restored.saved, name, storage=self._restored.storage)
         except SafepointError:
             self._circumstances.forget(name)
             raise
@@ -185,6 +185,7 @@ class CheckpointManager:
         skip: Iterable[str] = (),
         items: Iterable[str] | None = None,
         late: Iterable[str] = (),
+        source: str | os.PathLike[str] | None = None,
     ) -> RestoreReport:
         """Join the run and restore its newest good checkpoint, or report a fresh start.
 
@@ -197,6 +198,8 @@ class CheckpointManager:
             skip: Items to leave as they are.
             items: The only items to restore.
             late: Items that are registered after this call, before the next optimizer step.
+            source: Another run, ``RUN`` or ``RUN@STEP``, whose checkpoint this run begins with. Once the run has one
+                of its own, that is restored, whole, and the report notes it.
 
         Raises:
             NotFoundError: Nothing matches, and a step was asked for or `required`; nothing was created.
@@ -207,24 +210,20 @@ class CheckpointManager:
         """
         self._saver.raise_owed(waits=True, is_explicit=True)
         # Where the training has begun, nothing found is nothing to go back to.
-        wish = Wish(step, branch, required or self.progress.step > 0)
+        needs_one = required or self.progress.step > 0 or bool(self._unusable)
+        wish = Wish(step, branch, needs_one and source is None)
         choice = choose(skip=skip, items=items, late=late)
+        other = as_source(source, own=self._storage, wish=wish)
         check_run_is_there(self._storage, wish)
-        restored = Restored() if self._membership.restarts else None
-        if self._membership.is_joined:
-            # The run stays held until there is something to go back to: a refusal leaves the training as it was.
-            lineage = read_lineage(self._storage, needs_chain=not branch)
-            restored = restore(self._restore_context(), lineage, wish, choice)
-            self._membership.leave()
-        session = self._membership.join(wish)
-        try:
-            if restored is None:
-                restored = restore(self._restore_context(), session.lineage, wish, choice)
-            report = self._settle_on(session, restored, choice, is_branch=branch)
-        except BaseException:
-            session.close()
-            raise
-        self._membership.hold(session)
+        if other is not None:
+            other.check_is_there(self._storage)
+        report = self._membership.enter(
+            wish,
+            lambda lineage: begin(
+                self._restore_context(), lineage, wish, choice, source=other, restarts=self._membership.restarts
+            ),
+            partial(self._settle_on, choice=choice, is_branch=branch),
+        )
         self._unusable = ""
         self._evidence.tell("restored", **report.facts())
         return report
@@ -377,7 +376,7 @@ class CheckpointManager:
     def _mark_touched(self) -> None:
         self._unusable = "a restore did not come to its end, so the live objects may hold a mixture"
 
-    def _settle_on(self, session: Session, restored: Restored, choice: Choice, *, is_branch: bool) -> RestoreReport:
+    def _settle_on(self, session: Session, restored: Restored, *, choice: Choice, is_branch: bool) -> RestoreReport:
         """Stand on the restored boundary, record it, and make the report."""
         self._circumstances.resume(restored, late=choice.late)
         replayed = record_start(session, restored, is_branch=is_branch)

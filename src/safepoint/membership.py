@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from safepoint.ambient import Ambient
+from safepoint.catalog import Lineage, read_lineage
 from safepoint.errors import RequestError
 from safepoint.joining.session import Session
 from safepoint.restoring.restore import Restored
 from safepoint.restoring.select import Wish, nothing_found, select
 from safepoint.storage.base import Storage
+
+Told = TypeVar("Told")
 
 
 class Membership:
@@ -66,6 +70,32 @@ class Membership:
             takeover=self._takeover,
             needs_chain=not (self.restarts or (wish.branch and wish.step is not None)),
         )
+
+    def enter(
+        self, wish: Wish, find: Callable[[Lineage], Restored], settle: Callable[[Session, Restored], Told]
+    ) -> Told:
+        """Join, or join anew, and hold the session once what it resumes is recorded.
+
+        Args:
+            find: Restores what a lineage offers. A run that is held stays so until this has succeeded: a refusal leaves
+                the training as it was.
+            settle: Records what was restored, and returns what the caller is told.
+
+        Raises:
+            SafepointError: As `join`, `find` and `settle` do.
+        """
+        restored = None
+        if self.is_joined:
+            restored = find(read_lineage(self._storage, needs_chain=not wish.branch))
+            self.leave()
+        session = self.join(wish)
+        try:
+            told = settle(session, find(session.lineage) if restored is None else restored)
+        except BaseException:
+            session.close()
+            raise
+        self.hold(session)
+        return told
 
     def hold(self, session: Session) -> None:
         """Hold a session that has recorded what it resumed."""
@@ -130,13 +160,19 @@ def record_start(session: Session, restored: Restored, *, is_branch: bool) -> in
 
     Spec: C1.
     """
-    manifest = None if restored.saved is None else restored.saved.manifest
-    replayed = 0 if manifest is None else max(0, session.furthest_step() - manifest.step)
+    refused = tuple(restored.refused.values())
+    if restored.saved is None:
+        session.record(resumed=None, step=0, chain=(), refused=refused, branch=is_branch)
+        return 0
+    manifest, source = restored.saved.manifest, restored.source
+    furthest = session.furthest_step_from(manifest.generation) if source else session.furthest_step()
     session.record(
-        resumed=None if manifest is None else manifest.generation,
-        step=0 if manifest is None else manifest.step,
-        chain=() if manifest is None else manifest.lineage,
-        refused=tuple(restored.refused.values()),
+        resumed=manifest.generation,
+        step=manifest.step,
+        # The history of another run is not this one's.
+        chain=() if source else manifest.lineage,
+        refused=refused,
         branch=is_branch,
+        source=source,
     )
-    return replayed
+    return max(0, furthest - manifest.step)

@@ -32,7 +32,7 @@ LAYERS = (
     ("catalog", "state", "data", "faults", "journal"),
     ("joining", "passes"),
     ("saving", "restoring", "retention", "schedule", "boundary", "evidence", "checkpoints"),
-    ("saver", "conditions", "membership"),
+    ("saver", "conditions", "membership", "source"),
     ("due", "settings"),
     ("iteration",),
     ("manager", "run"),

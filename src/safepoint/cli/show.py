@@ -98,9 +98,11 @@ def _read_tensors(source: Source, manifest: Manifest) -> list[tuple[int, Tensor]
 def _print_manifest(manifest: Manifest) -> None:
     print_facts(_progress(manifest), title="Progress")
     print_title("Lineage")
-    for link in manifest.lineage:
-        resumed = f"resumed step {link.step} ({link.resumed})" if link.resumed is not None else "started afresh"
-        print_line(f"  incarnation {link.incarnation} {resumed}")
+    for number, link in enumerate(manifest.lineage):
+        # The first link of a chain resumed nothing, or a checkpoint of another run.
+        verb = "resumed" if number else "started from another run's"
+        told = f"{verb} step {link.step} ({link.resumed})" if link.resumed is not None else "started afresh"
+        print_line(f"  incarnation {link.incarnation} {told}")
     print_title("Items")
     rows = [
         [name, item.type, item.kind, str(item.tensors), size_text(item.size_bytes), item.digest]

@@ -69,7 +69,8 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ResumedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Record what an incarnation resumed from: a generation, or nothing.
 
-    `chain` ends with this incarnation's own link. `source` is the URL of another run that the generation lies in.
+    `chain` ends with this incarnation's own link. `source` names another run that the generation is of, as the user
+    called it: then the chain begins with this link.
     """
 
     format: Count
@@ -146,6 +147,10 @@ def check_resumed(record: ResumedRecord, *, where: str) -> None:
     own = LineageLink(record.incarnation, record.resumed, record.step)
     if record.chain[-1] != own:
         raise CorruptionError("a record contradicts its own chain", where=where, found=repr(own)[:200])
+    is_foreign = len(record.chain) == 1 and record.resumed is not None
+    if is_foreign != bool(record.source):
+        found = repr(record.source)[:200]
+        raise CorruptionError("a record's source contradicts its chain", where=where, found=found)
 
 
 def is_on_chain(chain: Sequence[LineageLink], *, incarnation: int, step: int) -> bool:

@@ -145,7 +145,8 @@ def record_resumed(
     """Record what an incarnation resumed from, durably, and return its chain.
 
     Args:
-        chain: The lineage of the resumed generation; empty for a fresh start.
+        chain: The lineage of the resumed generation; empty for a fresh start, and for one from another run.
+        source: The other run that the generation is of, as the user called it; empty for the own one.
 
     Raises:
         FencedError: A newer incarnation exists.

@@ -111,6 +111,14 @@ class Session:
             furthest = max(furthest, min([last_step, *left_at]))
         return furthest
 
+    def furthest_step_from(self, generation: str) -> int:
+        """Return the last update that earlier starts are known to have done whose history begins with a checkpoint of
+        another run; 0 when none is known.
+        """
+        resumed = [entry.resumed for entry in self.lineage.incarnations if entry.resumed is not None]
+        numbers = [record.incarnation for record in resumed if record.chain[0].resumed == generation]
+        return max((read_journal(self._storage, number).last_step or 0 for number in numbers), default=0)
+
     def record(
         self,
         *,
@@ -119,6 +127,7 @@ class Session:
         chain: tuple[LineageLink, ...],
         refused: tuple[Refusal, ...],
         branch: bool,
+        source: str = "",
     ) -> None:
         """Record what this start goes on from. Until then it saves nothing.
 
@@ -133,6 +142,7 @@ class Session:
             chain=chain,
             refused=refused,
             branch=branch,
+            source=source,
         )
         self._journal = Journal(self._storage, self.claim.incarnation)
         self._journal.event("resumed", generation=resumed, step=step)

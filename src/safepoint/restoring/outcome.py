@@ -15,7 +15,8 @@ class RestoreReport:
 
     `step` is the number of completed updates that the run goes on from; `generation` is None for a fresh start.
     `replayed` is the number of updates that earlier starts are known to have done after that step and that are done
-    again. `left_fresh` names what was not restored, on request. Durations are in seconds.
+    again. `left_fresh` names what was not restored, on request. `source` is the other run that the generation is of,
+    empty for the own one. Durations are in seconds.
     """
 
     step: int
@@ -28,6 +29,7 @@ class RestoreReport:
     left_fresh: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     durations_s: Mapping[str, float] | None = None
+    source: str = ""
 
     @property
     def is_fresh(self) -> bool:
@@ -47,14 +49,16 @@ class RestoreReport:
             "promise": self.promise.level,
             "replayed": self.replayed,
             "refused": [f"{entry.generation}/{entry.file}: {entry.reason}" for entry in self.refused],
-            "is_fresh": self.is_fresh,
+            # Whoever rehearses the run's own resume is shown none by a start from another run.
+            "is_fresh": self.is_fresh or bool(self.source),
         }
 
     def __str__(self) -> str:
         if self.is_fresh:
             lines = ["fresh start: no checkpoint was found, the run begins at step 0"]
         else:
-            lines = [f"restored step {self.step} ({self.generation})", f"promise: {self.promise.level}"]
+            of = f" of {self.source}" if self.source else ""
+            lines = [f"restored step {self.step} ({self.generation}){of}", f"promise: {self.promise.level}"]
         lines += [f"  {reason}" for reason in self.reasons]
         lines += [f"refused {entry.generation}/{entry.file}: {entry.reason}" for entry in self.refused]
         if self.replayed:

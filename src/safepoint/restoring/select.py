@@ -169,7 +169,8 @@ def _lost_generations(storage: Storage, lineage: Lineage, refused: Mapping[str, 
         journal = read_journal(storage, incarnation.number)
         named |= journal.committed
         deleted |= journal.deleted
-    named |= {link.resumed for link in lineage.chain if link.resumed is not None}
+    # The first link resumed nothing, or a checkpoint of another run, which is not looked for here.
+    named |= {link.resumed for link in lineage.chain[1:] if link.resumed is not None}
     present = {str(name) for name in list_generations(storage)}
     return sorted(named - deleted - present - set(refused))
 

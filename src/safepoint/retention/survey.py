@@ -63,9 +63,11 @@ def resumed_lately(lineage: Lineage) -> dict[str, str]:
     Spec: C12.
     """
     recorded = [entry.resumed for entry in lineage.incarnations if entry.resumed is not None and entry.refused is None]
-    found = {record.resumed: record.incarnation for record in recorded[-2:] if record.resumed is not None}
-    # The chain may know more than the records: one that cannot be read is rebuilt from a manifest.
-    found.update({link.resumed: link.incarnation for link in lineage.chain[-2:] if link.resumed is not None})
+    links = [record.chain[-1] for record in recorded[-2:] if not record.source]
+    # The chain may know more than the records: one that cannot be read is rebuilt from a manifest. Its first link
+    # resumed nothing, or a checkpoint of another run, which nothing here protects.
+    links += lineage.chain[1:][-2:]
+    found = {link.resumed: link.incarnation for link in links if link.resumed is not None}
     return {generation: f"incarnation {number} resumed from it" for generation, number in found.items()}
 
 
