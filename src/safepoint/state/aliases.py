@@ -23,13 +23,15 @@ from safepoint.state.tensors import byte_range
 class Occupant:
     """Say what a value of the state occupies: `key` identifies it, `path` is for messages.
 
-    `is_array` marks a numpy array, seen here through a tensor that shares its memory.
+    `is_array` marks a numpy array, seen here through a tensor that shares its memory, and `is_shard` a distributed
+    tensor, seen through its local memory.
     """
 
     key: int
     tensor: torch.Tensor
     path: str
     is_array: bool = False
+    is_shard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,14 @@ def find_spans(occupants: Sequence[Occupant]) -> dict[int, Span]:
     memory in another order than C (a transpose, channels last), or elements repeated by a stride of 0.
 
     Raises:
-        RequestError: Members of a family differ in dtype or are conjugate views, or one of them is a numpy array.
+        RequestError: Members of a family differ in dtype or are conjugate views, or one of them is a numpy array or a
+            distributed tensor.
     """
     spans: dict[int, Span] = {}
     for family in _families(occupants):
         if len(family) > 1:
             span = _span_of_many(family)
-        elif _is_reordered(family[0].tensor):
+        elif not family[0].is_shard and _is_reordered(family[0].tensor):
             span = _flat([family[0].tensor])
         else:
             continue
@@ -95,6 +98,9 @@ def _span_of_many(family: list[Occupant]) -> Span:
             array, peer = (other, first) if other.is_array else (first, other)
             peer = family[1] if peer is array else peer
             raise _refused(array, peer, "a numpy array shares memory with another value of the state")
+        if other.is_shard or first.is_shard:
+            peer = family[1] if other is first else first
+            raise _refused(other, peer, "a tensor distributed over ranks shares memory with another value of the state")
         if other.tensor.dtype != first.tensor.dtype:
             raise _refused(first, other, "tensors of two dtypes share memory")
         if other.tensor.is_conj() or other.tensor.is_neg():

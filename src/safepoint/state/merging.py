@@ -13,6 +13,7 @@ import torch
 
 from safepoint.format.plain import Shared, TensorLeaf, ViewLeaf
 from safepoint.state.groups import ordered
+from safepoint.state.shards import local_of
 from safepoint.state.tensors import write_into
 
 
@@ -93,4 +94,6 @@ def _keep(old: Any, new: Any, several: set[int]) -> Any:
     if old.dim() == 0:
         write_into(old, new)
         return old
-    return old if old.numel() and old.data_ptr() == new.data_ptr() and old.stride() == new.stride() else new
+    before, after = local_of(old), local_of(new)
+    is_same = before.numel() and before.data_ptr() == after.data_ptr() and before.stride() == after.stride()
+    return old if is_same else new

@@ -7,59 +7,33 @@
 3. Non-persistent buffers are stored and restored like the others.
 4. Tensors are tied if they are the same object or the same view of the same memory, never if they have no bytes. They
    are stored once, with all their names.
-5. `training` flags are recorded relative to the root's and compared; they are never restored.
+5. Buffers that every rank has for itself, such as those of BatchNorm, may differ at any boundary, because DDP hands out
+   the leader's before each forward pass; the leader's are the state.
+6. `training` flags are recorded relative to the root's and compared; they are never restored.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from safepoint.errors import CorruptionError, Difference
+from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
-from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
-from safepoint.state.names import Slot, walk_modules, walk_slots, wrapped_key
+from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
+from safepoint.state.module_tree import SavedEntry, SavedModule, parse_module
+from safepoint.state.names import Slot, class_of, walk_modules, walk_slots, wrapped_key
 from safepoint.state.own_state import refuse_own_state
 from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
-from safepoint.state.rebuild import check_plain
-from safepoint.state.stored import elements, malformed, record
-from safepoint.state.tensors import NewTensorTarget, TensorSource, check_storable, spec_of, write_into
+from safepoint.state.shards import captured, is_divided_alike, local_of
+from safepoint.state.tensors import NewTensorTarget, check_storable, spec_of, write_into
 from safepoint.state.tree import flatten, segment, unflatten
 
 _EXTRA = "@extra_state"
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "kind": str,
-    "persistent": bool,
-    "requires_grad": bool,
-    "value": (TensorLeaf, ScalarLeaf, dict),
-    "ties": list,
-}
 # An object that prints as its address prints another one in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
-    """Hold one tensor of the module: all names it has, first one first. Told apart by identity."""
-
-    kind: str
-    is_persistent: bool
-    names: tuple[str, ...]
-    value: Any
-    requires_grad: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """Hold a stored tree, parsed: entries by each of their names, extra state and deviating modules by path."""
-
-    entries: Mapping[str, _Entry]
-    extra: Mapping[str, Any]
-    training: list[str]
 
 
 class ModuleItem:
@@ -70,7 +44,7 @@ class ModuleItem:
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         self._name = name
         self._module = module
-        self._targets: dict[str, dict[str, Target]] = {}
+        self._targets: dict[str, dict[str, TensorTarget]] = {}
         self._extra_targets: dict[str, Target] = {}
 
     @property
@@ -83,11 +57,14 @@ class ModuleItem:
         refuse_own_state(self._name, self._module)
         entries: dict[str, object] = {}
         tensors: list[tuple[str, torch.Tensor]] = []
+        leaders: set[str] = set()
         for group in _tied(walk_slots(self._module)):
             first = group[0]
             assert first.tensor is not None
             value, named = describe(first.tensor, segment(first.name), f"{self._name}.{first.name}")
             tensors += named
+            if first.kind == "buffer":
+                leaders.update(name for name, _ in named)
             entries[first.name] = {
                 "kind": first.kind,
                 "persistent": first.is_persistent,
@@ -98,8 +75,7 @@ class ModuleItem:
         states = {path: module.get_extra_state() for path, module in self._with_extra_state().items()}
         extra, named = flatten(states, path=f"{self._name}.get_extra_state()", prefix=_EXTRA)
         plain = {"entries": entries, "extra": extra, "training": self._deviating()}
-        captured = tuple(CapturedTensor(spec_of(key, tensor), TensorSource(tensor)) for key, tensor in tensors + named)
-        return CapturedItem(self.type, plain, captured)
+        return CapturedItem(self.type, plain, captured(tensors + named, self._name, leaders=leaders))
 
     def structure(self) -> list[dict[str, object]]:
         """Return what the manifest's digest of the model covers.
@@ -110,7 +86,7 @@ class ModuleItem:
         self._refuse_lazy()
         refuse_own_state(self._name, self._module)
         modules: list[dict[str, object]] = [
-            {"module": path, "class": type(module).__qualname__, "settings": _ADDRESS.sub("", module.extra_repr())}
+            {"module": path, "class": class_of(module).__qualname__, "settings": _ADDRESS.sub("", module.extra_repr())}
             for path, module in walk_modules(self._module)
             if wrapped_key(module) is None
         ]
@@ -132,7 +108,7 @@ class ModuleItem:
         """Return every difference of names, shapes, dtypes, layouts, ties, persistence, extra state and training."""
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
-        parsed = _parse(saved, self._name)
+        parsed = parse_module(saved, self._name)
         stored, live = parsed.entries, self._live()
         found: list[Difference] = []
         for name, entry in stored.items():
@@ -148,10 +124,14 @@ class ModuleItem:
         found += self._compare_modules(parsed)
         return found or self._compare_holders(stored, live)
 
-    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
-        """Return targets in the live memory; entries without a place or of another shape have none."""
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, TensorTarget]:
+        """Return targets in the live memory; entries without a place or of another shape have none.
+
+        Raises:
+            RequestError: Tensors that were one and are several here are divided over the ranks in different ways.
+        """
         live = self._live()
-        stored = _parse(saved, self._name).entries
+        stored = parse_module(saved, self._name).entries
         self._targets = {}
         taken: set[int] = set()
         for entry in dict.fromkeys(stored.values()):
@@ -161,9 +141,11 @@ class ModuleItem:
                 tensor = leads[0].tensor
                 assert tensor is not None
                 taken.update(id(slot.tensor) for slot in leads)
-                self._targets[entry.names[0]] = targets_in(tensor, entry.value, saved.specs)
+                self._check_division(leads)
+                path = f"{self._name}.{leads[0].name}"
+                self._targets[entry.names[0]] = targets_in(tensor, entry.value, saved.specs, path)
             elif slots and all(slot.tensor is None and _can_create(slot, entry) for slot in slots):
-                self._targets[entry.names[0]] = self._targets_for_new(entry, saved)
+                self._targets[entry.names[0]] = {**self._targets_for_new(entry, saved)}
         self._extra_targets = {
             name: NewTensorTarget(spec, torch.device("cpu"))
             for name, spec in saved.specs.items()
@@ -176,7 +158,7 @@ class ModuleItem:
         """Finish the live tensors, set grad flags and extra state; return the names of tensors left as they were."""
         live = self._live()
         written: dict[str, torch.Tensor] = {}
-        parsed = _parse(saved, self._name)
+        parsed = parse_module(saved, self._name)
         for entry in dict.fromkeys(parsed.entries.values()):
             if entry.names[0] in self._targets:
                 self._finish(entry, live, self._targets[entry.names[0]], saved, written)
@@ -192,9 +174,9 @@ class ModuleItem:
 
     def _finish(
         self,
-        entry: _Entry,
+        entry: SavedEntry,
         live: Mapping[str, Slot],
-        targets: Mapping[str, Target],
+        targets: Mapping[str, TensorTarget],
         saved: SavedItem,
         written: dict[str, torch.Tensor],
     ) -> None:
@@ -216,26 +198,38 @@ class ModuleItem:
                 first = slot.tensor
                 put_back(first, entry.value, targets)
             elif slot.tensor is not first:
-                write_into(slot.tensor, first)
+                write_into(local_of(slot.tensor), local_of(first))
             written[name] = slot.tensor
-            if entry.kind == "parameter" and (slot.tensor.is_floating_point() or slot.tensor.is_complex()):
+            if entry.kind == "parameter" and _is_differentiable(slot.tensor):
                 slot.tensor.requires_grad_(entry.requires_grad)
 
-    def _apply_extra(self, saved: _Saved) -> None:
+    def _apply_extra(self, saved: SavedModule) -> None:
         states = unflatten(dict(saved.extra), new_tensors(self._extra_targets))
         modules = self._with_extra_state()
         for path, state in states.items():
             if path in modules:
                 modules[path].set_extra_state(state)
 
-    def _targets_for_new(self, entry: _Entry, saved: SavedItem) -> dict[str, Target]:
+    def _check_division(self, slots: Sequence[Slot]) -> None:
+        first = slots[0]
+        for slot in slots[1:]:
+            assert first.tensor is not None
+            assert slot.tensor is not None
+            if not is_divided_alike(first.tensor, slot.tensor, f"{self._name}.{slot.name}"):
+                raise RequestError(
+                    "two tensors that were one are divided over the ranks in different ways",
+                    where=f"{self._name}.{first.name} and {self._name}.{slot.name}",
+                    remedy="Tie them again, or divide them alike.",
+                )
+
+    def _targets_for_new(self, entry: SavedEntry, saved: SavedItem) -> dict[str, Target]:
         if not isinstance(entry.value, TensorLeaf):
             return {}
         kind = entry.value.device
         devices = (parameter.device for parameter in self._module.parameters() if parameter.device.type == kind)
         return {entry.value.name: NewTensorTarget(saved.specs[entry.value.name], next(devices, torch.device("cpu")))}
 
-    def _fits(self, entry: _Entry, tensor: torch.Tensor, saved: SavedItem) -> bool:
+    def _fits(self, entry: SavedEntry, tensor: torch.Tensor, saved: SavedItem) -> bool:
         there, here = signature(entry.value, saved.specs), self._signature(entry.names[0], tensor)
         return there.shape == here.shape and there.form == here.form
 
@@ -262,7 +256,7 @@ class ModuleItem:
     def _difference(self, word: str, name: str, saved: str, current: str) -> Difference:
         return Difference(f"{self._name}.{word}", f"{self._name}.{name}", saved, current)
 
-    def _compare(self, name: str, entry: _Entry, slot: Slot, saved: SavedItem) -> list[Difference]:
+    def _compare(self, name: str, entry: SavedEntry, slot: Slot, saved: SavedItem) -> list[Difference]:
         found: list[Difference] = []
         pairs = [("kind", entry.kind, slot.kind), ("persistent", str(entry.is_persistent), str(slot.is_persistent))]
         if slot.tensor is not None:
@@ -277,7 +271,7 @@ class ModuleItem:
                 found.append(self._difference(word, name, before, after))
         return found
 
-    def _compare_ties(self, stored: Mapping[str, _Entry], live: Mapping[str, Slot]) -> list[Difference]:
+    def _compare_ties(self, stored: Mapping[str, SavedEntry], live: Mapping[str, Slot]) -> list[Difference]:
         is_common = set(stored) & {slot.name for slot in live.values() if slot.tensor is not None}
         here = _leaders([[slot.name for slot in group] for group in _tied(list(live.values()))], is_common)
         there = _leaders([entry.names for entry in dict.fromkeys(stored.values())], is_common)
@@ -287,14 +281,13 @@ class ModuleItem:
             if there[name] != here[name]
         ]
 
-    def _compare_holders(self, stored: Mapping[str, _Entry], live: Mapping[str, Slot]) -> list[Difference]:
+    def _compare_holders(self, stored: Mapping[str, SavedEntry], live: Mapping[str, Slot]) -> list[Difference]:
         found = []
         for name, entry in stored.items():
             tensor = live[name].tensor
             if tensor is None or name != entry.names[0]:
                 continue
-            is_differentiable = tensor.is_floating_point() or tensor.is_complex()
-            takes_flag = entry.kind == "parameter" and is_differentiable
+            takes_flag = entry.kind == "parameter" and _is_differentiable(tensor)
             value, _ = describe(tensor, segment(name), f"{self._name}.{name}")
             there, here = (held_as(one, takes_flag=takes_flag) for one in (entry.value, value))
             is_flag_equal = takes_flag or entry.requires_grad == tensor.requires_grad
@@ -302,7 +295,7 @@ class ModuleItem:
                 found.append(self._difference("layout", name, f"held as {there}", f"held as {here}"))
         return found
 
-    def _compare_modules(self, saved: _Saved) -> list[Difference]:
+    def _compare_modules(self, saved: SavedModule) -> list[Difference]:
         there, here = set(saved.extra), set(self._with_extra_state())
         found = [self._difference("removed", path, "extra state", "absent") for path in sorted(there - here)]
         found += [self._difference("added", path, "absent", "extra state") for path in sorted(here - there)]
@@ -355,28 +348,9 @@ def _place(tensor: torch.Tensor) -> object:
     return (str(tensor.device), storage, *view) if storage else id(tensor)
 
 
-def _can_create(slot: Slot, entry: _Entry) -> bool:
+def _is_differentiable(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _can_create(slot: Slot, entry: SavedEntry) -> bool:
     return slot.kind == entry.kind == "buffer" and isinstance(entry.value, TensorLeaf | ScalarLeaf)
-
-
-def _parse(saved: SavedItem, item: str) -> _Saved:
-    """Return what a stored tree says; entries stand under each of their names."""
-    whole = record(saved.plain, {"entries": dict, "extra": dict, "training": list}, item=item)
-    entries: dict[str, _Entry] = {}
-    leaders = elements(list(whole["entries"]), str, item=item)
-    for first in leaders:
-        fields = record(whole["entries"][first], _FIELDS, item=f"{item}.{first}")
-        names = (first, *elements(fields["ties"], str, item=f"{item}.{first}"))
-        if names != tuple(sorted(set(names))) or fields["kind"] not in ("parameter", "buffer"):
-            raise malformed(f"{item}.{first}", "a parameter or buffer with its names in order", str(names)[:120])
-        entry = _Entry(fields["kind"], fields["persistent"], names, fields["value"], fields["requires_grad"])
-        for name in names:
-            if name in entries:
-                raise CorruptionError("a stored module names a tensor twice", where=name)
-            entries[name] = entry
-    extra, training = whole["extra"], whole["training"]
-    for listed in (leaders, elements(list(extra), str, item=item), elements(training, str, item=item)):
-        if listed != sorted(set(listed)):
-            raise malformed(item, "names in order", str(listed)[:120])
-    check_plain([[entry.value for entry in dict.fromkeys(entries.values())], extra], saved.specs, item=item)
-    return _Saved(entries, extra, training)

@@ -5,7 +5,10 @@
 2. Whether it is a wrapper is decided on the live object's class, never by the text of a name: a submodule that is
    really called ``module`` keeps its name.
 3. `AveragedModel` is no wrapper: it has state of its own (``n_averaged``), so its average stays below ``module.``.
-4. A parameter reached under several names has the first of them in alphabetical order, so that its name does not depend
+4. A module that `fully_shard` or `replicate` gave another class counts as of the one that its author wrote.
+5. Parameters of `fully_shard` are put back into their sharded form before they are named: after a forward pass without
+   a backward pass, as in a validation, whole ones stand in their place, which the optimizer does not know.
+6. A parameter reached under several names has the first of them in alphabetical order, so that its name does not depend
    on the order in which the layers are declared.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,6 +60,25 @@ def wrapped_key(module: torch.nn.Module) -> str | None:
     return None
 
 
+def reshard(root: torch.nn.Module) -> None:
+    """Free the whole parameters that `fully_shard` has gathered, and let the sharded ones stand in their place.
+
+    Starts no collective, but the next forward pass gathers again: the ranks must do it together.
+    """
+    for module in root.modules():
+        if any(kind.__qualname__ == "FSDPModule" and _is_of_distributed(kind) for kind in type(module).__mro__):
+            sharded: Any = module
+            sharded.reshard()
+
+
+def class_of(module: torch.nn.Module) -> type:
+    """Return a module's class as its author wrote it."""
+    kind: type = type(module)
+    while len(kind.__bases__) == 2 and _is_of_distributed(kind.__bases__[0]):
+        kind = kind.__bases__[1]
+    return kind
+
+
 def walk_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yield every module with its name, once for each path that leads to it; a wrapper shares the name of its content.
 
@@ -70,6 +93,7 @@ def walk_slots(root: torch.nn.Module) -> list[Slot]:
     Raises:
         RequestError: Two slots have the same name without their wrappers' prefixes.
     """
+    reshard(root)
     slots: dict[str, Slot] = {}
     modules = list(walk_modules(root))
     for prefix, owner in modules:
@@ -100,6 +124,10 @@ def qualified_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, to
                 seen.add(id(slot.tensor))
                 parameters[f"{item}/{slot.name}"] = slot.tensor
     return parameters
+
+
+def _is_of_distributed(kind: type) -> bool:
+    return kind.__module__.startswith("torch.distributed.")
 
 
 def _walk(module: torch.nn.Module, prefix: str, above: frozenset[int]) -> Iterator[tuple[str, torch.nn.Module]]:

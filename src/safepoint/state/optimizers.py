@@ -6,7 +6,8 @@
    stored order, because LBFGS flattens its parameters in that order; the order of the groups stays the live one.
 3. dtype and device kind of each state tensor are its own, whatever those of its parameter. State that lay on its
    parameter's kind of device follows the parameter.
-4. A live state tensor that fits is filled in place; a tensor option (a capturable `lr`) too.
+4. A live state tensor that fits is filled in place; a tensor option (a capturable `lr`) too. Any other is made anew:
+   divided over the ranks like its parameter, if that is.
 5. An optimizer whose class overrides `state_dict` may keep more than `state` and `param_groups`: what it adds there is
    stored as well and handed back through its `load_state_dict`, before rules 1 to 4 set the rest exactly.
 """
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from safepoint.errors import Difference, RequestError
+from safepoint.format.plain import TensorLeaf
 from safepoint.state.groups import (
     SCHEDULED_OPTIONS,
     Matching,
@@ -29,12 +31,13 @@ from safepoint.state.groups import (
     match_groups,
     recorded_order,
 )
-from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
+from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
 from safepoint.state.optimizer_tree import NOT_OPTIONS, SavedOptimizer, parse_optimizer, states_of
 from safepoint.state.rebuild import Rebuilder, to_kind
+from safepoint.state.shards import ShardTarget, captured, new_target, scatter, target_in
 from safepoint.state.stored import malformed
-from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, TensorSource, spec_of
+from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, check_storable, is_distributed, spec_of
 from safepoint.state.tree import class_name, flatten
 
 
@@ -59,7 +62,7 @@ class OptimizerItem:
         self._name = name
         self._optimizer = optimizer
         self._parameters = parameters
-        self._targets: dict[str, InPlaceTarget | NewTensorTarget] = {}
+        self._targets: dict[str, InPlaceTarget | NewTensorTarget | ShardTarget] = {}
         self._restored: dict[str, torch.Tensor] = {}
         self._recorded: list[tuple[str, ...]] = []
         self._settlers: dict[str, Callable[[], object]] = {}
@@ -111,8 +114,7 @@ class OptimizerItem:
     def capture(self) -> CapturedItem:
         """Return groups, state by name, and what an overridden `state_dict` adds."""
         plain, tensors = self._flatten()
-        captured = tuple(CapturedTensor(spec_of(name, tensor), TensorSource(tensor)) for name, tensor in tensors)
-        return CapturedItem(self.type, plain, captured)
+        return CapturedItem(self.type, plain, captured(tensors, self._name))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return differences of class, parameters, grouping and of the options that there are."""
@@ -131,7 +133,7 @@ class OptimizerItem:
             found += compare_options(self._name, groups[number].options, live, f"{self._name}.param_groups[{host}]")
         return list(dict.fromkeys(found))
 
-    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, TensorTarget]:
         """Return a target for each stored tensor: the live state tensor where it fits, else a tensor to be made."""
         plain, tensors = self._flatten()
         own = unshared_names(states_of(plain["state"], self._name))
@@ -139,15 +141,17 @@ class OptimizerItem:
         parsed = parse_optimizer(saved, self._name)
         exact = unshared_names(parsed.states)
         owners = self._owners(parsed, saved.plain)
+        dense = {leaf.name for leaf in leaves_of(saved.plain) if isinstance(leaf, TensorLeaf)}
         self._targets = {}
         for name, spec in saved.specs.items():
             kind, parameter, saved_kind = owners.get(name, ("cpu", None, ""))
             device = parameter.device if parameter is not None and kind == saved_kind else _device(kind)
             here = live.get(name) if name in exact else None
             if here is not None and spec_of(name, here) == spec and here.device == device:
-                self._targets[name] = InPlaceTarget(here)
+                self._targets[name] = target_in(here, f"{self._name}: {name}")
             else:
-                self._targets[name] = NewTensorTarget(spec, device)
+                like = parameter if name in dense and not name.endswith("/step") else None
+                self._targets[name] = new_target(spec, device, f"{self._name}: {name}", like=like)
         return dict(self._targets)
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
@@ -164,7 +168,7 @@ class OptimizerItem:
         state: dict[str, Any] = {}
         for name, value in parsed.states.items():
             current[0] = (named.get(name), kinds.get(name, ""))
-            state[name] = rebuilder.build(value)
+            state[name] = _divided(rebuilder.build(value), named.get(name), f"{self._name}.state.{name}")
         current[0] = (None, "")
         other = rebuilder.build(parsed.other)
         self._hand_back(rebuilder.build(parsed.extra))
@@ -223,7 +227,11 @@ class OptimizerItem:
             "other": other,
             "extra": self._extra(),
         }
-        return flatten(whole, path=self._name)
+        plain, tensors = flatten(whole, path=self._name, may_be_distributed=True)
+        for name, tensor in tensors:
+            if not name.startswith("state/"):
+                check_storable(tensor, f"{self._name}: {name}")
+        return plain, tensors
 
     def _namer(self) -> Callable[[torch.Tensor], str]:
         """Return a function from a parameter to its qualified name, over the modules registered so far."""
@@ -324,6 +332,22 @@ def _follow(tensor: torch.Tensor, kind: str, parameter: torch.Tensor | None, sav
     if tensor.dim() or parameter is None:
         return tensor if tensor.dim() else to_kind(tensor, kind)
     return tensor.to(parameter.device) if kind == saved_kind else to_kind(tensor, kind)
+
+
+def _divided(value: Any, parameter: torch.Tensor | None, path: str) -> Any:
+    """Divide what was stored as views of one stretch of memory, thus restored whole, like its parameter."""
+    if parameter is None or not is_distributed(parameter) or type(value) is not dict:
+        return value
+    return {
+        key: scatter(part, parameter, path) if key != "step" and _is_whole(part, parameter) else part
+        for key, part in value.items()
+    }
+
+
+def _is_whole(part: Any, parameter: torch.Tensor) -> bool:
+    return (
+        type(part) is torch.Tensor and part.layout == torch.strided and part.dim() > 0 and part.shape == parameter.shape
+    )
 
 
 def _device(kind: str) -> torch.device:

@@ -1,8 +1,9 @@
 """One live tensor of a module: how it is stored, and how it is put back without losing its identity.
 
-A strided tensor is one entry (a value of the tree if 0-dim), a sparse one is stored as its parts, and a wrapper
-subclass as the tensors that its `__tensor_flatten__` names, provided that the rest of what it says is plain. The
-wrapper is never rebuilt from its class's name: its inner tensors are filled in place.
+A strided tensor is one entry (a value of the tree if 0-dim), whether one rank holds it whole or several hold it in
+parts (`safepoint.state.shards`). A sparse one is stored as its parts, and a wrapper subclass as the tensors that its
+`__tensor_flatten__` names, provided that the rest of what it says is plain. The wrapper is never rebuilt from its
+class's name: its inner tensors are filled in place.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ import torch
 
 from safepoint.errors import CorruptionError, RequestError
 from safepoint.format.plain import DtypeLeaf, ScalarLeaf, SizeLeaf, TensorLeaf
-from safepoint.state import sparse
-from safepoint.state.item import Target, TensorSpec
+from safepoint.state import shards, sparse
+from safepoint.state.item import TensorSpec, TensorTarget
 from safepoint.state.rebuild import SPARSE_KEY
 from safepoint.state.tensors import (
-    InPlaceTarget,
     NewTensorTarget,
     check_storable,
     dtype_name,
     dtype_of,
-    refuse_distributed,
+    is_distributed,
     scalar_bytes,
     scalar_tensor,
     write_into,
@@ -49,7 +49,9 @@ def describe(tensor: torch.Tensor, name: str, path: str) -> tuple[object, list[t
     Raises:
         RequestError: The tensor has no exact stored form; names the path.
     """
-    if _is_wrapper(tensor, path):
+    if is_distributed(tensor):
+        return _describe_distributed(tensor, name, path)
+    if _is_wrapper(tensor):
         return _describe_wrapper(tensor, name, path)
     check_storable(tensor, path)
     if sparse.is_sparse(tensor):
@@ -80,10 +82,10 @@ def signature(value: object, specs: Mapping[str, TensorSpec]) -> Signature:
         raise _damaged("the description of a tensor", str(exc)) from exc
 
 
-def targets_in(live: torch.Tensor, value: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Target]:
+def targets_in(live: torch.Tensor, value: Any, specs: Mapping[str, TensorSpec], path: str) -> dict[str, TensorTarget]:
     """Return the targets that put a description's tensors into a live one of the same form and shape."""
     if isinstance(value, TensorLeaf):
-        return {value.name: InPlaceTarget(live, dtype=dtype_of(specs[value.name].dtype))}
+        return {value.name: shards.target_in(live, path, dtype=dtype_of(specs[value.name].dtype))}
     if isinstance(value, ScalarLeaf):
         return {}
     if SPARSE_KEY in value:
@@ -92,14 +94,14 @@ def targets_in(live: torch.Tensor, value: Any, specs: Mapping[str, TensorSpec]) 
     return {
         name: target
         for key, part in value["parts"].items()
-        for name, target in targets_in(getattr(live, key), part, specs).items()
+        for name, target in targets_in(getattr(live, key), part, specs, path).items()
     }
 
 
-def put_back(live: torch.Tensor, value: Any, targets: Mapping[str, Target]) -> None:
+def put_back(live: torch.Tensor, value: Any, targets: Mapping[str, TensorTarget]) -> None:
     """Finish what the committed targets of `targets_in` began: values of the tree, and sparse tensors as a whole."""
     if isinstance(value, ScalarLeaf):
-        write_into(live, scalar_tensor(value.dtype, value.data))
+        write_into(shards.local_of(live), scalar_tensor(value.dtype, value.data))
     elif isinstance(value, dict) and SPARSE_KEY in value:
         restored: torch.Tensor = unflatten(value, new_tensors(targets), place=lambda tensor, _: tensor)
         sparse.replace(live, restored.detach().to(live.dtype))
@@ -108,7 +110,7 @@ def put_back(live: torch.Tensor, value: Any, targets: Mapping[str, Target]) -> N
             put_back(getattr(live, key), part, targets)
 
 
-def new_tensors(targets: Mapping[str, Target]) -> dict[str, torch.Tensor]:
+def new_tensors(targets: Mapping[str, TensorTarget]) -> dict[str, torch.Tensor]:
     """Return the tensors that committed targets made, by name."""
     return {
         name: target.tensor
@@ -137,12 +139,20 @@ def flag_of(value: Any, default: bool) -> bool:
     return flag is True
 
 
-def _is_wrapper(tensor: torch.Tensor, path: str) -> bool:
-    refuse_distributed(tensor, path)
+def _is_wrapper(tensor: torch.Tensor) -> bool:
     if torch.nn.parameter.is_lazy(tensor) or tensor.is_nested:
         return False
     detached = tensor.detach()
     return type(detached) is not torch.Tensor and hasattr(detached, "__tensor_flatten__")
+
+
+def _describe_distributed(tensor: torch.Tensor, name: str, path: str) -> tuple[object, list[tuple[str, torch.Tensor]]]:
+    """Describe the whole that the ranks hold together, as if it were one plain tensor."""
+    holder = (container_of(tensor), tensor.device.type, tensor.requires_grad)
+    shards.check_held(tensor, path)
+    if tensor.dim() == 0:
+        return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(shards.local_of(tensor)), *holder), []
+    return TensorLeaf(name, *holder), [(name, tensor)]
 
 
 def _describe_wrapper(tensor: torch.Tensor, name: str, path: str) -> tuple[object, list[tuple[str, torch.Tensor]]]:

@@ -236,7 +236,9 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
     Raises:
         RequestError: By path: distributed, meta, fake, quantised, nested, subclassed, freed, or of an unknown dtype.
     """
-    refuse_distributed(tensor, path)
+    if is_distributed(tensor):
+        remedy = "Hold it in a module or in an optimizer's state, or gather it first."
+        raise _refused(tensor, path, "is distributed over ranks (DTensor)", remedy)
     if torch.nn.parameter.is_lazy(tensor):
         raise _refused(tensor, path, "is not initialised", "Run one forward pass on the lazy module before saving.")
     if tensor.is_nested:
@@ -257,16 +259,17 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
         raise _refused(tensor, path, "is big-endian", "Checkpoints are written by little-endian hosts.")
 
 
-def refuse_distributed(tensor: torch.Tensor, path: str) -> None:
-    """Refuse a `DTensor`: one process stores whole tensors.
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a `DTensor`; see `safepoint.state.shards`.
 
     Decided by the class's name, because importing `torch.distributed.tensor` costs a process that has none a second.
     """
-    for kind in type(tensor).__mro__:
-        if kind.__qualname__ == "DTensor" and kind.__module__.startswith("torch.distributed"):
-            raise _refused(
-                tensor, path, "is distributed over ranks (DTensor)", "Save from one process, or gather it first."
-            )
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return any(
+        kind.__qualname__ == "DTensor" and kind.__module__.startswith("torch.distributed")
+        for kind in type(tensor).__mro__
+    )
 
 
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -35,10 +35,10 @@ from safepoint.format.plain import (
     TensorLeaf,
     ViewLeaf,
 )
-from safepoint.state import sparse
+from safepoint.state import shards, sparse
 from safepoint.state.aliases import Occupant, Span, find_spans
 from safepoint.state.rebuild import SPARSE_KEY, Rebuilder, to_kind
-from safepoint.state.tensors import check_storable, dtype_name, scalar_bytes
+from safepoint.state.tensors import check_storable, dtype_name, is_distributed, scalar_bytes
 
 _ATOMS: tuple[type, ...] = (
     type(None),
@@ -62,13 +62,16 @@ _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 _LONGEST_NAME = 400
 
 
-def flatten(value: object, *, path: str = "", prefix: str = "") -> tuple[object, list[tuple[str, torch.Tensor]]]:
+def flatten(
+    value: object, *, path: str = "", prefix: str = "", may_be_distributed: bool = False
+) -> tuple[object, list[tuple[str, torch.Tensor]]]:
     """Take nested state apart into a plain tree and the tensors that its leaves name.
 
     Args:
         value: Builtin values and containers, tensors, numpy scalars and numeric arrays, in any nesting to 64 levels.
         path: Where the value stands, for messages.
         prefix: The beginning of each tensor's name.
+        may_be_distributed: Take distributed tensors too; in the tree they stand as plain ones do.
 
     Returns:
         The tree, and the tensors in the order of the tree. They are the live ones (detached), not copies.
@@ -77,7 +80,7 @@ def flatten(value: object, *, path: str = "", prefix: str = "") -> tuple[object,
         RequestError: A value is outside the closed set, contains itself, or shares memory in a way that cannot be
             kept; names the path.
     """
-    survey = _Survey()
+    survey = _Survey(may_be_distributed=may_be_distributed)
     survey.visit(value, path, 0)
     builder = _Builder(survey, find_spans(survey.occupants))
     return builder.build(value, prefix), builder.tensors
@@ -151,7 +154,8 @@ def sparse_as_dict(tensor: torch.Tensor) -> dict[str, Any]:
 class _Survey:
     """Visit all of a state once: check it, count what is reached twice, note what lies where."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_be_distributed: bool) -> None:
+        self._may_be_distributed = may_be_distributed
         self.visits: dict[int, int] = {}
         self.occupants: list[Occupant] = []
         # What stands for an array or a sparse tensor; it also keeps temporaries alive, so that no id is used twice.
@@ -195,6 +199,10 @@ class _Survey:
         self._open.discard(key)
 
     def _visit_tensor(self, tensor: torch.Tensor, path: str, depth: int) -> None:
+        if self._may_be_distributed and is_distributed(tensor):
+            shards.check_held(tensor, path)
+            self.occupants.append(Occupant(id(tensor), shards.local_of(tensor), path, is_shard=True))
+            return
         check_storable(tensor, path)
         if isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.nn.Parameter:
             raise _outside(tensor, path)
@@ -275,8 +283,8 @@ class _Builder:
             shape, stride = tuple(tensor.shape), tuple(tensor.stride())
             return ViewLeaf(self._span_names[id(span)], span.offset_of(tensor), shape, stride, *holder)
         if tensor.dim() == 0:
-            return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(tensor), *holder)
-        return TensorLeaf(self._add(name, tensor.detach()), *holder)
+            return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(shards.local_of(tensor)), *holder)
+        return TensorLeaf(self._add(name, tensor if is_distributed(tensor) else tensor.detach()), *holder)
 
     def _add(self, name: str, tensor: torch.Tensor) -> str:
         name = name or "value"

@@ -1,0 +1,286 @@
+"""Tensors distributed over ranks (`DTensor`), as boxes of the whole tensor.
+
+1. What a rank holds follows from the mesh, its own coordinate, the placements and the shapes. No rank is asked, no
+   number is drawn, nothing is gathered: a whole tensor is never made.
+2. A box is a view of the local memory, for reading and for writing.
+3. A description names global shapes only. How a tensor is divided is no part of the state, so that the same state can
+   be held in another division, or whole.
+4. torch.distributed.tensor is imported only where a tensor of it was met: importing it takes a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from safepoint.errors import RequestError
+from safepoint.state.boxes import Cut, LocalBox, held_boxes, in_order_of_cutting, local_shape
+from safepoint.state.item import BoxTarget, CapturedTensor, TensorSpec
+from safepoint.state.tensors import (
+    InPlaceTarget,
+    NewTensorTarget,
+    TensorSource,
+    check_storable,
+    dtype_name,
+    dtype_of,
+    is_distributed,
+    spec_of,
+)
+
+
+class ShardTarget:
+    """Take the boxes that this rank holds of a tensor: of a live one, or of one that is made when it is first needed.
+
+    `tensor` is the distributed tensor; it is complete when all boxes are committed.
+    """
+
+    __slots__ = ("_boxes", "_make", "_tensor")
+
+    def __init__(self, held: Sequence[LocalBox], make: Callable[[], torch.Tensor], dtype: torch.dtype) -> None:
+        self._make = make
+        self._tensor: torch.Tensor | None = None
+        self._boxes = tuple(_Box(one, dtype, self._view) for one in held)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """Return the tensor, made if need be."""
+        if self._tensor is None:
+            self._tensor = self._make()
+        return self._tensor
+
+    def boxes(self) -> Sequence[BoxTarget]:
+        """Return a target for each box."""
+        return self._boxes
+
+    def _view(self, box: LocalBox) -> torch.Tensor:
+        return view_of(local_of(self.tensor), box)
+
+
+class _Box:
+    """Take one box, into its part of the local memory."""
+
+    __slots__ = ("_dtype", "_held", "_inner", "_view")
+
+    def __init__(self, held: LocalBox, dtype: torch.dtype, view: Callable[[LocalBox], torch.Tensor]) -> None:
+        self._held, self._dtype, self._view = held, dtype, view
+        self._inner: InPlaceTarget | None = None
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        return self._held.offset
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._held.shape
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self._held.shape) * self._dtype.itemsize
+
+    def memory(self) -> memoryview:
+        return self._in_place().memory()
+
+    def commit(self) -> None:
+        self._in_place().commit()
+        self._inner = None
+
+    def _in_place(self) -> InPlaceTarget:
+        if self._inner is None:
+            self._inner = InPlaceTarget(self._view(self._held), dtype=self._dtype)
+        return self._inner
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory that this rank has of a tensor, detached; a plain tensor is returned as it is."""
+    if not is_distributed(tensor):
+        return tensor
+    distributed: Any = tensor
+    with torch.no_grad():
+        local: torch.Tensor = distributed.to_local()
+        return local.detach()
+
+
+def boxes_of(tensor: torch.Tensor, path: str) -> list[LocalBox]:
+    """Return the boxes that this rank holds of a distributed tensor; a rank outside of its mesh holds none.
+
+    Raises:
+        RequestError: By path: a placement is neither Shard nor Replicate, or the local memory cannot be stored or has
+            another shape than the placements say.
+    """
+    distributed: Any = tensor
+    _check_placements(tensor, path)
+    coordinate = distributed.device_mesh.get_coordinate()
+    if coordinate is None:
+        return []
+    local, whole = local_of(tensor), tuple(tensor.shape)
+    check_storable(local, path)
+    cuts = _cuts(distributed, coordinate)
+    expected = local_shape(whole, cuts)
+    for reading in (cuts, in_order_of_cutting(cuts)):
+        if reading is not None and _is_of_shape(local, local_shape(whole, reading)):
+            return held_boxes(whole, reading)
+    raise RequestError(
+        "a distributed tensor contradicts its placements, so it is not known which part a rank holds",
+        where=path,
+        expected=f"a local tensor of shape {expected}",
+        found=f"{tuple(local.shape)} with {distributed.placements} of shape {whole}",
+        remedy="Make it with distribute_tensor(), or give DTensor.from_local() the true shape and stride.",
+    )
+
+
+def check_held(tensor: torch.Tensor, path: str) -> None:
+    """Refuse a distributed tensor that has no exact stored form here.
+
+    Raises:
+        RequestError: By path, as `boxes_of` does; or it is 0-dim, thus a value of the plain tree, and this rank has no
+            value.
+    """
+    if not boxes_of(tensor, path) and tensor.dim() == 0:
+        raise RequestError(
+            "a distributed number has no value on this rank",
+            where=path,
+            expected="a rank of the tensor's mesh",
+            remedy="Leave it out on ranks outside of the mesh.",
+        )
+
+
+def view_of(local: torch.Tensor, box: LocalBox) -> torch.Tensor:
+    """Return a box as a view of the local memory."""
+    if math.prod(box.shape) == 0:
+        return local.new_empty(box.shape)
+    for axis, (start, length) in enumerate(zip(box.start, box.shape, strict=True)):
+        local = local.narrow(axis, start, length)
+    return local
+
+
+def captured(
+    tensors: Iterable[tuple[str, torch.Tensor]], path: str, *, leaders: Container[str] = ()
+) -> tuple[CapturedTensor, ...]:
+    """Return what a capture says of named live tensors: one box for a plain one, this rank's boxes for another.
+
+    Args:
+        tensors: The tensors by name.
+        path: For messages.
+        leaders: Names of plain tensors that may differ between ranks; the leader's count.
+    """
+    found: list[CapturedTensor] = []
+    for name, tensor in tensors:
+        if not is_distributed(tensor):
+            found.append(CapturedTensor(spec_of(name, tensor), TensorSource(tensor), name in leaders))
+            continue
+        local, whole = local_of(tensor), tuple(tensor.shape)
+        for box in boxes_of(tensor, f"{path}: {name}"):
+            spec = TensorSpec(name, dtype_name(tensor.dtype), box.shape, whole, box.offset)
+            found.append(CapturedTensor(spec, TensorSource(view_of(local, box))))
+    return tuple(found)
+
+
+def target_in(live: torch.Tensor, path: str, *, dtype: torch.dtype | None = None) -> InPlaceTarget | ShardTarget:
+    """Return a target that writes into a live strided tensor, whole or in this rank's boxes."""
+    if not is_distributed(live):
+        return InPlaceTarget(live, dtype=dtype)
+    return ShardTarget(boxes_of(live, path), lambda: live, dtype or live.dtype)
+
+
+def new_target(
+    spec: TensorSpec, device: torch.device, path: str, *, like: torch.Tensor | None = None
+) -> NewTensorTarget | ShardTarget:
+    """Return a target that makes a tensor.
+
+    Args:
+        spec: The stored tensor, whole.
+        device: Where a plain tensor shall live.
+        path: For messages.
+        like: A tensor that the new one is used together with. If it is distributed, so is the new one: divided like it
+            if their shapes are equal, else held whole by each rank. torch refuses to compute with a distributed and a
+            plain tensor, unless that has one element.
+    """
+    if like is None or not is_distributed(like):
+        return NewTensorTarget(spec, device)
+    dtype, shape = dtype_of(spec.dtype), spec.global_shape
+    if tuple(like.shape) == shape:
+        return ShardTarget(boxes_of(like, path), lambda: _empty_like(like, dtype), dtype)
+    if shape == (1,):
+        return NewTensorTarget(spec, device)
+    held = held_boxes(shape, ()) if _is_within_mesh(like) else []
+    return ShardTarget(held, lambda: _empty_replica(like, shape, dtype), dtype)
+
+
+def scatter(whole: torch.Tensor, like: torch.Tensor, path: str) -> torch.Tensor:
+    """Return a whole tensor, which every rank holds, divided like another one of its shape."""
+    divided = _empty_like(like, whole.dtype)
+    local = local_of(divided)
+    for box in boxes_of(like, path):
+        part = tuple(slice(start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
+        view_of(local, box).copy_(whole.detach()[part])
+    return divided
+
+
+def is_divided_alike(one: torch.Tensor, other: torch.Tensor, path: str) -> bool:
+    """Return whether this rank holds the same boxes of two tensors."""
+    if is_distributed(one) != is_distributed(other):
+        return False
+    return not is_distributed(one) or boxes_of(one, path) == boxes_of(other, path)
+
+
+def _cuts(tensor: Any, coordinate: Sequence[int]) -> list[Cut]:
+    sizes, placements = tuple(tensor.device_mesh.shape), tensor.placements
+    order = list(range(len(placements)))
+    for entry in getattr(tensor._spec, "shard_order", None) or ():
+        # Places of the mesh's dimensions that cut this axis, in the order in which they do; by default the mesh's own.
+        for place, dimension in zip(sorted(entry.mesh_dims), entry.mesh_dims, strict=True):
+            order[place] = dimension
+    return [
+        Cut(placements[one].dim, sizes[one], coordinate[one], getattr(placements[one], "split_factor", 1))
+        for one in order
+        if type(placements[one]).__name__ != "Replicate"
+    ]
+
+
+def _check_placements(tensor: torch.Tensor, path: str) -> None:
+    distributed: Any = tensor
+    for placement in distributed.placements:
+        # By name: what `isinstance` says of a strided one differs between versions of torch, and it has no public name.
+        if type(placement).__name__ in ("Shard", "_StridedShard", "Replicate"):
+            continue
+        if placement.is_partial():
+            why, remedy = "its parts are still to be added up (Partial)", "Redistribute it to Shard or Replicate first."
+        else:
+            why, remedy = "it is divided in an unknown way", "Redistribute it to Shard or Replicate first."
+        raise RequestError(
+            f"a tensor of the state cannot be stored: {why}",
+            where=path,
+            expected="a DTensor with the placements Shard and Replicate",
+            found=str(distributed.placements),
+            remedy=remedy,
+        )
+
+
+def _is_of_shape(local: torch.Tensor, shape: tuple[int, ...]) -> bool:
+    # A part without elements may have lost its other axes as well.
+    return tuple(local.shape) == shape or (local.numel() == 0 and math.prod(shape) == 0)
+
+
+def _is_within_mesh(tensor: torch.Tensor) -> bool:
+    distributed: Any = tensor
+    return distributed.device_mesh.get_coordinate() is not None
+
+
+def _empty_like(model: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.empty_like(model, dtype=dtype, requires_grad=False)
+
+
+def _empty_replica(model: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor, Replicate
+
+    distributed: Any = model
+    mesh, local = distributed.device_mesh, local_of(model)
+    empty = torch.empty(shape if _is_within_mesh(model) else (0,), dtype=dtype, device=local.device)
+    stride = torch.empty(shape, device="meta").stride()
+    placements = [Replicate()] * mesh.ndim
+    with torch.no_grad():
+        return DTensor.from_local(empty, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
