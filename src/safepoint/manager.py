@@ -168,11 +168,13 @@ class CheckpointManager:
         self._add({name: entry})
         if self._restored.saved is None or self.progress.step != self._restored.saved.manifest.step:
             return
+        before = self._unusable
         try:
             restore_late(self._restore_context(), self._restored.saved, name, storage=self._restored.storage)
         except SafepointError:
             self._circumstances.forget(name)
             raise
+        self._unusable = before
         self._due.late -= {name}
         self._placement.settle()
 

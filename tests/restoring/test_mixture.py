@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,39 @@ def test_a_late_item_that_is_damaged_says_that_it_was_written_to(tmp_path: Path)
     with pytest.raises(sp.CorruptionError) as caught:
         manager.register("extra", line(9.0))
     check_says_mixture(caught.value)
+    # Whatever held the object is not to train on with it.
+    for go_on in (manager.after_update, manager.save):
+        with pytest.raises(sp.InternalError, match="mixture"):
+            go_on()
+    manager.close()
+
+
+def test_a_late_item_that_does_not_fit_leaves_the_manager_usable(tmp_path: Path) -> None:
+    save(tmp_path, 1.0, items={"extra": line(5.0)}, contract=sp.Contract(permit={"extra.added"}))
+    manager = sp.CheckpointManager(tmp_path, {"model": line(9.0)})
+    manager.restore(late=["extra"])
+    with pytest.raises(sp.MismatchError):
+        manager.register("extra", nn.Linear(7, 7))
+    manager.register("extra", line(9.0))
+    manager.after_update()
+    manager.save()
+    manager.close()
+
+
+def test_no_checkpoint_any_more_is_no_fresh_start_for_a_mixture(tmp_path: Path) -> None:
+    """Spec: C11.3"""
+    save(tmp_path, 1.0)
+    damage(tmp_path, 1)
+    manager = sp.CheckpointManager(tmp_path, {"model": line(9.0)})
+    with pytest.raises(sp.CorruptionError):
+        manager.restore()
+    for folder in (tmp_path / "generations", tmp_path / "journal"):
+        shutil.rmtree(folder)
+        folder.mkdir()
+    with pytest.raises(sp.NotFoundError):
+        manager.restore()
+    with pytest.raises(sp.InternalError, match="mixture"):
+        manager.save()
     manager.close()
 
 

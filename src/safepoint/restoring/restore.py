@@ -169,6 +169,7 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str, *, stora
     if not matched.items:
         return
     reads = plan_reads(saved, {name: item.targets(saved.items[name], permits)})
+    context.on_touch()
     try:
         read(storage or context.storage, reads)
     except SafepointError as exc:
