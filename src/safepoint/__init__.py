@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from safepoint.run import Run as Run
     from safepoint.run import open_run as open_run
     from safepoint.saving.background import SaveHandle as SaveHandle
-    from safepoint.saving.save import SaveResult as SaveResult
+    from safepoint.saving.context import SaveResult as SaveResult
     from safepoint.schedule import Schedule as Schedule
     from safepoint.schedule import every as every
     from safepoint.state.probe import Probe as Probe
@@ -72,7 +72,7 @@ _HOMES = {
     "Run": "safepoint.run",
     "SafepointError": "safepoint.errors",
     "SaveHandle": "safepoint.saving.background",
-    "SaveResult": "safepoint.saving.save",
+    "SaveResult": "safepoint.saving.context",
     "Schedule": "safepoint.schedule",
     "StorageError": "safepoint.errors",
     "TornSnapshotError": "safepoint.errors",

@@ -64,7 +64,8 @@ class DueSaves:
 
     def make(self, *, is_explicit: bool = False) -> None:
         """Make the save that is due here, if one is."""
-        handle = self._saver.take_due(self._boundary.progress.step, is_explicit=is_explicit)
+        step = self._boundary.progress.step
+        handle = self._saver.take_due(step, incarnation=self._incarnation, is_explicit=is_explicit)
         if handle is not None:
             self.save(handle)
 
@@ -91,6 +92,9 @@ class DueSaves:
             self._boundary.leave_epoch()
             self.begin_epoch()
         self._placement.place()
+
+    def _incarnation(self) -> int:
+        return self._session().claim.incarnation
 
     def _snapshot(self) -> Snapshot:
         self._check_nothing_is_late("a checkpoint is about to be made")

@@ -30,9 +30,11 @@ from safepoint.retention.policy import Keep
 from safepoint.retention.retain import retain
 from safepoint.saving.background import BackgroundSaver, SaveHandle
 from safepoint.saving.capture import Snapshot
-from safepoint.saving.save import SaveContext, SaveResult, StagedSave, begin, finish
+from safepoint.saving.context import SaveContext, SaveResult, StagedSave
+from safepoint.saving.plan import Planner
+from safepoint.saving.save import begin, finish
 from safepoint.saving.stage import StagingBuffer
-from safepoint.schedule import Schedule
+from safepoint.schedule import DueClock, Schedule
 from safepoint.storage.base import Storage
 
 TOLERATED_FAILURES = 2
@@ -49,6 +51,8 @@ class Saver:
         background: Whether the second half of a save runs beside the training.
         deadline_s: How long a save waits for other ranks.
         evidence: Told each phase and each commit.
+        compares_every: Replicas on several ranks are compared at every so manieth save; 0 for never.
+        refuses_difference: Whether replicas that differ abort a save, or are noted.
     """
 
     def __init__(
@@ -62,11 +66,15 @@ class Saver:
         background: bool,
         deadline_s: float,
         evidence: Evidence,
+        compares_every: int = 1,
+        refuses_difference: bool = True,
     ) -> None:
         self._storage = storage
         self._group = group
         self._ambient = ambient
-        self._schedule = schedule
+        self._planner = Planner(group, deadline_s=deadline_s, compares_every=compares_every)
+        self._due = DueClock(schedule, group, ambient, deadline_s=deadline_s, on_asked=self._planner.use_up)
+        self._refuses_difference = refuses_difference
         self._keep = keep
         self._is_background = background
         self._deadline_s = deadline_s
@@ -92,15 +100,19 @@ class Saver:
         """Return whether a save was promised for the next boundary."""
         return self._deferred is not None
 
-    def take_due(self, step: int, *, is_explicit: bool = False) -> SaveHandle | None:
-        """Return the handle of the save that is to be made at this boundary; None when none is due.
+    def take_due(self, step: int, *, incarnation: Callable[[], int], is_explicit: bool = False) -> SaveHandle | None:
+        """Return the handle of the save that is to be made at this boundary; None when none is due, on all ranks alike.
 
         Args:
+            step: The boundary's step.
+            incarnation: Returns the number of the start that saves; asked only where ranks have to talk.
             is_explicit: Whether the failure of a save that is due always raises.
+
+        Raises:
+            LeaderLostError: A save may be due by time, and the leader did not say whether it is.
         """
         handle, self._deferred = self._deferred, None
-        seconds = self._ambient.monotonic() - self._last_time
-        is_due = self._schedule.is_due(step=step, last_step=self._last_step, seconds=seconds)
+        is_due = self._due.is_due(incarnation, step=step, last_step=self._last_step, last_time=self._last_time)
         return handle or (SaveHandle(is_explicit=is_explicit) if is_due else None)
 
     def save(self, session: Session, snapshot: Callable[[], Snapshot], handle: SaveHandle) -> None:
@@ -126,16 +138,22 @@ class Saver:
             claim=session.claim,
             chain=session.chain,
             deadline_s=self._deadline_s,
+            planner=self._planner,
+            refuses_difference=self._refuses_difference,
             buffer=self._buffer,
             on_phase=lambda phase: self._evidence.tell("phase", phase=phase),
         )
-        try:
+
+        def counted() -> Snapshot:
             taken = snapshot()
             self.begin_at(taken.progress.step)
-            staged = begin(context, taken)
+            return taken
+
+        try:
+            staged = begin(context, counted)
         except BaseException as exc:
             handle.run(functools.partial(_raise, exc))
-            if not isinstance(exc, StorageError):
+            if not isinstance(exc, StorageError | AbortedError):
                 raise
             self._own_up(handle, is_explicit=handle.is_explicit)
             return
@@ -183,8 +201,9 @@ class Saver:
         except OutcomeUnknownError:
             self._unknown.add(str(staged.generation))
             raise
-        session.journal.event("committed", generation=result.generation, step=result.step)
-        self._retain(session)
+        if self._group.rank == 0:
+            session.journal.event("committed", generation=result.generation, step=result.step)
+            self._retain(session)
         self._evidence.tell("committed", step=result.step, generation=result.generation)
         return result
 

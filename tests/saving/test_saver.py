@@ -127,8 +127,8 @@ def test_a_save_that_falls_due_at_the_close_raises_its_failure() -> None:
     _, job = started()
     break_it(job)
     job.train_to(20)
-    job.saver._schedule = every(updates=5)
-    handle = job.saver.take_due(20, is_explicit=True)
+    job.saver._due._schedule = every(updates=5)
+    handle = job.saver.take_due(20, incarnation=lambda: 1, is_explicit=True)
     assert handle is not None
     with pytest.raises(StorageError):
         job.saver.save(job.membership.require(), job._snapshot, handle)

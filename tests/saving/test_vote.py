@@ -12,11 +12,11 @@ from safepoint.errors import AbortedError, CorruptionError
 from safepoint.faults.script import Effect, Fault, FaultScript
 from safepoint.faults.storage import FaultyStorage
 from safepoint.format.ballot import Ballot
-from safepoint.format.index import Index, IndexedItem, ObjectReference, Tensor
+from safepoint.format.index import ObjectReference
 from safepoint.group.solo import SoloGroup
-from safepoint.saving.vote import check_stored, check_whole, vote
+from safepoint.saving.vote import check_stored, count, vote
 from safepoint.storage.memory import MemoryStorage
-from safepoint.testing.ambient import FakeWorld
+from safepoint.testing.ambient import FakeAmbient, FakeWorld
 from tests.crash.job import Job, newest_step, whole_state
 from tests.joining.hooks import HookedStorage
 
@@ -71,23 +71,31 @@ def test_one_ballot_that_is_foreign_refusing_or_repeated_aborts(change: dict[str
     """Spec: C4.1"""
     own = ballot(world_size=2)
     sound = ballot(world_size=2, rank=1)
-    assert vote(Gathered(lambda message: two_ranks(sound), world_size=2), own, deadline_s=1) == [own, sound]
+    assert count(two_ranks(sound), own) == [own, sound]
     other = ballot(**{"world_size": 2, "rank": 1, **change})
     with pytest.raises(AbortedError):
-        vote(Gathered(lambda message: two_ranks(other), world_size=2), own, deadline_s=1)
+        count(two_ranks(other), own)
 
 
 @pytest.mark.parametrize("messages", [[], [b""], [b"{}"], [b"\x80\x02."], [b'{"run": 1}'], [b"null", b"null"]])
 def test_a_missing_or_undecodable_ballot_aborts(messages: list[bytes]) -> None:
     """Spec: C4.1"""
     with pytest.raises(AbortedError):
-        vote(Gathered(lambda message: messages), ballot(), deadline_s=1)
+        count(messages, ballot())
 
 
 def test_a_ballot_more_than_there_are_ranks_aborts() -> None:
     """Spec: C4.1"""
+    message = msgspec.json.encode(ballot())
     with pytest.raises(AbortedError, match="not every rank voted once"):
-        vote(Gathered(lambda message: [message, message]), ballot(), deadline_s=1)
+        count([message, message], ballot())
+
+
+def test_ballots_that_two_ranks_exchanged_abort() -> None:
+    """Spec: C4.1"""
+    own, sound = two_ranks(ballot(world_size=2, rank=1))
+    with pytest.raises(AbortedError, match="the ballot of another"):
+        count([sound, own], ballot(world_size=2))
 
 
 def test_ballots_of_two_attempts_are_gathered_under_different_topics() -> None:
@@ -106,59 +114,47 @@ def test_an_object_of_another_size_than_voted_aborts(size_bytes: int) -> None:
     storage.make_folder(f"generations/{GENERATION}")
     storage.publish(f"generations/{GENERATION}/{OBJECT.name}", b"x" * size_bytes)
     with pytest.raises(AbortedError, match=r"not stored as voted.*expected 10 bytes; found"):
-        check_stored(storage, (OBJECT,))
+        check_stored(storage, (OBJECT,), ambient=FakeAmbient(FakeWorld(), pid=1))
+
+
+def test_what_another_host_wrote_may_be_seen_late() -> None:
+    """Spec: C5.1"""
+    storage, world = MemoryStorage(), FakeWorld()
+    storage.make_root()
+    ambient = FakeAmbient(world, pid=1)
+
+    class Late(FakeAmbient):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if world.seconds > began + 20 and not storage.list("generations"):
+                storage.make_folder(f"generations/{GENERATION}")
+                storage.publish(f"generations/{GENERATION}/{OBJECT.name}", b"x" * 10)
+
+    began = ambient.monotonic()
+    check_stored(storage, (OBJECT,), ambient=Late(world, pid=1), deadline_s=30)
+    assert 20 < world.seconds - began < 22
+
+
+def test_many_objects_are_looked_at_side_by_side() -> None:
+    storage = MemoryStorage()
+    storage.make_root()
+    storage.make_folder(f"generations/{GENERATION}")
+    objects = []
+    for rank in range(200):
+        entry = msgspec.structs.replace(OBJECT, name=f"rank-{rank:05d}-of-00200.json")
+        storage.publish(f"generations/{GENERATION}/{entry.name}", b"x" * 10)
+        objects.append(entry)
+    ambient = FakeAmbient(FakeWorld(), pid=1)
+    check_stored(storage, objects, ambient=ambient)
+    storage.put(f"generations/{GENERATION}/{objects[150].name}", b"short")
+    with pytest.raises(AbortedError, match="rank-00150-of-00200"):
+        check_stored(storage, objects, ambient=ambient)
 
 
 def test_an_object_that_was_voted_for_and_is_absent_aborts() -> None:
     """Spec: C5.1"""
     with pytest.raises(AbortedError, match="no such object"):
-        check_stored(MemoryStorage(), (OBJECT,))
-
-
-def indexed(*boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> list[Index]:
-    """Return one rank's index for each box (offset, shape) of a tensor of shape (4, 6)."""
-    return [
-        Index(
-            generation=GENERATION,
-            rank=rank,
-            world_size=len(boxes),
-            header_bytes=0,
-            header_digest="0" * 32,
-            objects=(),
-            items={"model": IndexedItem("module", None)},
-            tensors=(Tensor("model", "w", "float32", (4, 6), offset, shape, ()),),
-        )
-        for rank, (offset, shape) in enumerate(boxes)
-    ]
-
-
-@pytest.mark.parametrize(
-    "boxes",
-    [
-        [((0, 0), (4, 6))],
-        [((0, 0), (2, 6)), ((2, 0), (2, 6))],
-        [((2, 0), (2, 6)), ((0, 0), (2, 3)), ((0, 3), (2, 3))],
-    ],
-)
-def test_boxes_that_tile_a_tensor_are_taken(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    check_whole(indexed(*boxes))
-
-
-@pytest.mark.parametrize(
-    "boxes",
-    [
-        [((0, 0), (3, 6))],
-        [((0, 0), (2, 6)), ((3, 0), (1, 6))],
-        [((0, 0), (2, 6)), ((1, 0), (3, 6))],
-        [((0, 0), (2, 6)), ((2, 0), (2, 5))],
-        [((0, 0), (2, 6)), ((0, 0), (2, 6))],
-        [((0, 0), (2, 6)), ((2, 0), (3, 6))],
-    ],
-)
-def test_boxes_with_a_gap_or_an_overlap_abort(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    """Spec: C5.1"""
-    with pytest.raises(AbortedError, match="model/w"):
-        check_whole(indexed(*boxes))
+        check_stored(MemoryStorage(), (OBJECT,), ambient=FakeAmbient(FakeWorld(), pid=1), deadline_s=30)
 
 
 def started() -> tuple[MemoryStorage, Job]:

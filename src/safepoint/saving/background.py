@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, SafepointError
-from safepoint.saving.save import SaveResult
+from safepoint.saving.context import SaveResult
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""Save one boundary: capture → stage → write → vote → publish.
+"""Save one boundary: capture → plan → stage → write → vote → check → publish → tell.
 
 `begin` runs at the boundary and returns when nothing of the save refers to live memory any more; `finish` may run in
-another thread while training goes on. The live objects are not touched by either.
+another thread while training goes on, and talks by the group's messages alone. The live objects are not touched.
 
 If we die before `publish` has given the manifest its name, the previous checkpoint is the newest; afterwards this one.
 
@@ -10,95 +10,59 @@ Spec: C2-C7.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NoReturn
 
-from safepoint.ambient import Ambient
 from safepoint.catalog import list_generations
-from safepoint.errors import AbortedError, CorruptionError, FencedError, InternalError, SafepointError, StorageError
+from safepoint.errors import AbortedError, CorruptionError, OutcomeUnknownError, SafepointError, StorageError
 from safepoint.format.ballot import Ballot
-from safepoint.format.digest import digest_bytes
 from safepoint.format.index import ObjectReference
-from safepoint.format.manifest import Manifest
 from safepoint.format.names import GENERATIONS, GenerationName, generation_path, next_nonce
-from safepoint.format.records import LineageLink
-from safepoint.format.version import FORMAT_VERSION
-from safepoint.group.base import Group
-from safepoint.joining.claim import Claim, check_not_fenced, loss_of_run, utc_text
+from safepoint.group.agreement import lead
+from safepoint.joining.claim import check_not_fenced, loss_of_run
 from safepoint.saving.capture import Snapshot
-from safepoint.saving.publish import publish
-from safepoint.saving.stage import StagedRank, StagingBuffer, stage
-from safepoint.saving.vote import check_stored, check_whole, vote
+from safepoint.saving.commit import explained, settle
+from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
+from safepoint.saving.pieces import ReplicaSums, cut_pieces, sum_replicas
+from safepoint.saving.plan import UNKNOWN, Agreed, Plan
+from safepoint.saving.stage import Place, StagedRank, stage
+from safepoint.saving.vote import vote
 from safepoint.saving.write import discard, write
-from safepoint.storage.base import Durability, Storage
 
-_NONCE_BYTES = 4
 _ENTROPY_BYTES = 3
 
-_log = logging.getLogger(__name__)
 
+def begin(context: SaveContext, snapshot: Callable[[], Snapshot]) -> StagedSave:
+    """Capture and copy a boundary. Live memory may change as soon as this returns.
 
-@dataclass(frozen=True, slots=True)
-class SaveContext:
-    """Hold what all saves of one incarnation share.
+    Args:
+        context: What all saves share.
+        snapshot: Captures this rank's state; called once, before any other rank is waited for.
 
-    `on_phase` is told the name of each phase as it begins, from whichever thread runs it.
-    """
-
-    storage: Storage
-    group: Group
-    ambient: Ambient
-    claim: Claim
-    chain: tuple[LineageLink, ...]
-    deadline_s: float
-    buffer: StagingBuffer = field(default_factory=StagingBuffer)
-    on_phase: Callable[[str], None] = lambda phase: None
-
-
-@dataclass(frozen=True, slots=True)
-class StagedSave:
-    """Hold a save whose copy is complete; refers to no live memory."""
-
-    generation: GenerationName
-    snapshot: Snapshot
-    staged: StagedRank
-    timings_s: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class SaveResult:
-    """Report a committed save: every sync was seen to succeed and the manifest was read back.
-
-    `durability` says what it survives: ``process`` death, ``power`` loss, or loss of a disk (``replicated``).
-    """
-
-    generation: str
-    step: int
-    size_bytes: int
-    durability: Durability
-    timings_s: dict[str, float]
-
-
-def begin(context: SaveContext, snapshot: Snapshot) -> StagedSave:
-    """Copy a snapshot, at the boundary. Live memory may change as soon as this returns.
+    Raises:
+        SafepointError: A rank could not capture its state, or the ranks do not fit each other; on all ranks.
 
     Spec: C2.
     """
-    started = context.ambient.monotonic()
-    context.on_phase("stage")
-    step, incarnation = snapshot.progress.step, context.claim.incarnation
-    entropy = context.ambient.token(_ENTROPY_BYTES)
-    nonce = next_nonce(list_generations(context.storage), step=step, incarnation=incarnation, entropy=entropy)
-    name = GenerationName(step, incarnation, nonce)
-    staged = stage(
-        snapshot.items,
-        generation=str(name),
-        rank=context.group.rank,
-        world_size=context.group.world_size,
-        buffer=context.buffer,
-    )
-    return StagedSave(name, snapshot, staged, {"stage": context.ambient.monotonic() - started})
+    clock = PhaseClock(context, {})
+    if context.group.world_size > 1:
+        clock.enter("meet")
+    agreed = context.planner.agree(context.claim.incarnation, snapshot, lambda step: _name(context, step))
+    sums: tuple[ReplicaSums, ...] = ()
+    try:
+        if agreed.plan.compares:
+            clock.enter("compare")
+            sums = sum_replicas(agreed.layout, agreed.tensors, agreed.part)
+        clock.enter("stage")
+        pieces = cut_pieces(agreed.layout, agreed.tensors, agreed.part)
+        staged = stage(agreed.snapshot.items, pieces, _place(context, agreed), buffer=context.buffer)
+    except Exception as exc:
+        _refuse(context, agreed.plan, exc)
+        raise
+    clock.leave()
+    return StagedSave(agreed.plan, agreed.snapshot, staged, agreed.division, sums, clock.timings_s)
 
 
 def finish(context: SaveContext, save: StagedSave) -> SaveResult:
@@ -107,130 +71,141 @@ def finish(context: SaveContext, save: StagedSave) -> SaveResult:
     An attempt that published nothing for certain deletes its own objects.
 
     Raises:
-        StorageError: It could not be stored, or the run's folder is gone; nothing was published.
-        AbortedError: A rank refused or was absent, or what is stored is not what was voted; nothing was published.
+        StorageError: The leader's storage failed, or the run's folder is gone; nothing was published.
+        AbortedError: A rank could not store its part or was absent, replicas differ, or what is stored is not what was
+            voted; nothing was published.
         FencedError: A newer incarnation owns the run.
         OutcomeUnknownError: It may have been published.
 
     Spec: C2-C7.
     """
-    loss = loss_of_run(context.storage, context.claim)
-    if loss is not None:
-        raise loss
+    clock = PhaseClock(context, save.timings_s)
     try:
-        return _finish(context, save)
-    except (StorageError, AbortedError, CorruptionError) as exc:
+        result = _finish(context, save, clock)
+    except (StorageError, AbortedError, CorruptionError):
         # None of these comes once the manifest may have its name. The objects of a fenced start are the newer one's.
-        _raise_deeper_cause(context, exc)
+        context.planner.note(save.generation, "aborted")
         discard(context.storage, save.staged.index)
+        raise
+    except OutcomeUnknownError:
+        context.planner.note(save.generation, UNKNOWN)
+        raise
+    context.planner.note(save.generation, "committed")
+    return result
+
+
+def _finish(context: SaveContext, save: StagedSave, clock: PhaseClock) -> SaveResult:
+    group, generation = context.group, save.generation
+    context.planner.use_up(f"save/{generation}")
+
+    clock.enter("plan")
+    lead(
+        group,
+        f"save/{generation}/open",
+        lambda: explained(context, lambda: _open(context, generation)),
+        deadline_s=2 * context.deadline_s,
+    )
+
+    clock.enter("write")
+    objects, failure = _write(context, save)
+
+    clock.enter("vote")
+    own = _ballot(context, save.plan, save.staged, objects, save.sums, refusal=_text(failure))
+    try:
+        return settle(context, save, own, vote(group, own, deadline_s=context.deadline_s), clock)
+    except SafepointError as exc:
+        if failure is not None and exc.__cause__ is None:
+            # What went wrong here, with its traceback, is lost on the way over the leader.
+            exc.__cause__ = failure
         raise
 
 
-def _finish(context: SaveContext, save: StagedSave) -> SaveResult:
-    clock = _PhaseClock(context, save.timings_s)
-    generation = str(save.generation)
-
-    clock.enter("plan")
-    check_not_fenced(context.storage, context.claim, ambient=context.ambient)
-    context.storage.make_folder(generation_path(generation))
-    context.storage.sync_folder(GENERATIONS)
-
-    clock.enter("write")
-    objects = write(context.storage, save.staged)
-
-    clock.enter("vote")
-    ballots = vote(context.group, _ballot(context, save, objects), deadline_s=context.deadline_s)
-    if ballots is None:
-        raise InternalError("a rank that does not lead cannot publish", where=generation)
-    voted = tuple(reference for ballot in ballots for reference in ballot.objects)
-
-    clock.enter("check")
-    check_whole([save.staged.index])
-    check_stored(context.storage, voted)
-
-    clock.enter("publish")
-    publish(context.storage, _manifest(context, save, voted, clock.timings_s), context.claim, ambient=context.ambient)
-    clock.leave()
-
-    size_bytes = sum(reference.size_bytes for reference in voted if reference.generation == generation)
-    return SaveResult(generation, save.generation.step, size_bytes, context.storage.durability, clock.timings_s)
+def _name(context: SaveContext, step: int) -> str:
+    """Return a name that no attempt has had."""
+    incarnation = context.claim.incarnation
+    entropy = context.ambient.token(_ENTROPY_BYTES)
+    nonce = next_nonce(list_generations(context.storage), step=step, incarnation=incarnation, entropy=entropy)
+    return str(GenerationName(step, incarnation, nonce))
 
 
-def _raise_deeper_cause(context: SaveContext, failure: SafepointError) -> None:
-    """Raise what a failure comes from where a newer start, or the loss of the run's folder, explains it.
+def _open(context: SaveContext, generation: str) -> bytes:
+    """Make the generation's folder, durably; nobody writes before.
 
-    A newer start sweeps what we write, and its absence then looks like a failing storage.
+    Spec: C2, C5.3.
     """
     loss = loss_of_run(context.storage, context.claim)
     if loss is not None:
-        raise loss from failure
+        raise loss
+    check_not_fenced(context.storage, context.claim, ambient=context.ambient)
+    context.storage.make_folder(generation_path(generation))
+    context.storage.sync_folder(GENERATIONS)
+    return b""
+
+
+def _place(context: SaveContext, agreed: Agreed) -> Place:
+    rank, items = context.group.rank, agreed.plan.items
+    return Place(
+        generation=agreed.plan.generation,
+        rank=rank,
+        world_size=context.group.world_size,
+        trees=frozenset(name for name, item in items.items() if item.keeper in (None, rank)),
+        per_rank=frozenset(name for name, item in items.items() if item.kind == "per_rank"),
+        has_own_tree=frozenset(name for name, item in items.items() if item.keeper is None),
+    )
+
+
+def _write(context: SaveContext, save: StagedSave) -> tuple[tuple[ObjectReference, ...], Exception | None]:
+    """Write this rank's part; of several ranks, a failure is returned, to be voted with."""
+    if context.group.world_size == 1:
+        return explained(context, lambda: write(context.storage, save.staged)), None
     try:
-        check_not_fenced(context.storage, context.claim, ambient=context.ambient)
-    except FencedError as exc:
-        raise exc from failure
-    except StorageError as exc:
-        _log.debug("whether a newer start explains a failed save could not be seen: %s", exc)
+        return write(context.storage, save.staged), None
+    except Exception as exc:  # noqa: BLE001 (told to the other ranks, which would wait in vain, and raised by the vote)
+        return (), exc
 
 
-def _ballot(context: SaveContext, save: StagedSave, objects: tuple[ObjectReference, ...]) -> Ballot:
+def _refuse(context: SaveContext, plan: Plan, error: Exception) -> None:
+    """Tell the other ranks that this one could not make its copy, so that they do not wait for it in vain."""
+    group = context.group
+    if group.world_size == 1:
+        return
+    context.planner.use_up(f"save/{plan.generation}")
+    told = AbortedError("a rank could not copy its state", where=f"rank {group.rank}", found=_text(error))
+    with contextlib.suppress(SafepointError):
+        if group.rank == 0:
+            lead(group, f"save/{plan.generation}/open", partial(_raise, told), deadline_s=context.deadline_s)
+        else:
+            vote(group, _ballot(context, plan, None, (), (), refusal=_text(error)), deadline_s=context.deadline_s)
+
+
+def _ballot(
+    context: SaveContext,
+    plan: Plan,
+    staged: StagedRank | None,
+    objects: tuple[ObjectReference, ...],
+    sums: Sequence[ReplicaSums],
+    *,
+    refusal: str,
+) -> Ballot:
     return Ballot(
         run=context.claim.run,
-        generation=str(save.generation),
+        generation=plan.generation,
         incarnation=context.claim.incarnation,
         rank=context.group.rank,
         world_size=context.group.world_size,
-        layout=save.staged.layout,
+        layout="" if staged is None else staged.layout,
         objects=objects,
+        refusal=refusal,
+        shares={} if staged is None else staged.shares,
+        replicas={str(one.number): one.digest for one in sums},
     )
 
 
-def _manifest(
-    context: SaveContext, save: StagedSave, objects: tuple[ObjectReference, ...], timings_s: dict[str, float]
-) -> Manifest:
-    snapshot = save.snapshot
-    return Manifest(
-        format=FORMAT_VERSION,
-        flags=(),
-        run=context.claim.run,
-        generation=str(save.generation),
-        incarnation=context.claim.incarnation,
-        step=snapshot.progress.step,
-        boundary="after_update",
-        created=utc_text(context.ambient.now()),
-        lineage=context.chain,
-        progress=snapshot.progress,
-        world_size=context.group.world_size,
-        mesh=None,
-        contract=snapshot.contract,
-        items=save.staged.summaries,
-        objects=objects,
-        layout=digest_bytes(save.staged.layout.encode("ascii")),
-        conditions=snapshot.conditions,
-        metrics=dict(snapshot.metrics),
-        probe=snapshot.probe,
-        agreement="one rank",
-        timings_s=dict(timings_s),
-        nonce=context.ambient.token(_NONCE_BYTES),
-    )
+def _text(error: Exception | None) -> str:
+    if error is None:
+        return ""
+    return str(error) if isinstance(error, SafepointError) else f"{type(error).__name__}: {error}"
 
 
-class _PhaseClock:
-    """Time the phases, in seconds, and announce them."""
-
-    def __init__(self, context: SaveContext, timings_s: dict[str, float]) -> None:
-        self.timings_s = dict(timings_s)
-        self._context = context
-        self._phase = ""
-        self._since = 0.0
-
-    def enter(self, phase: str) -> None:
-        """End the phase before, and begin this one."""
-        self.leave()
-        self._phase, self._since = phase, self._context.ambient.monotonic()
-        self._context.on_phase(phase)
-
-    def leave(self) -> None:
-        """End the phase at work, if there is one."""
-        if self._phase:
-            self.timings_s[self._phase] = self._context.ambient.monotonic() - self._since
-            self._phase = ""
+def _raise(error: SafepointError) -> NoReturn:
+    raise error

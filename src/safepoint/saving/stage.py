@@ -18,11 +18,12 @@ import msgspec
 
 from safepoint.format.digest import digest_bytes, digest_file
 from safepoint.format.dtypes import DTYPES
-from safepoint.format.index import Index, IndexedItem, ObjectReference, Tensor
-from safepoint.format.manifest import ItemSummary
+from safepoint.format.extent import Shape
+from safepoint.format.index import Index, IndexedItem, ObjectReference, Tensor, entry_keys
 from safepoint.format.names import data_name
-from safepoint.format.state_digest import item_digest
-from safepoint.state.item import CapturedTensor
+from safepoint.format.state_digest import item_digest, rank_share
+from safepoint.saving.layout import LayoutBox
+from safepoint.saving.pieces import Piece
 from safepoint.state.snapshot import SnapshotItem, digest_chunks
 
 ALIGNMENT_BYTES = 4096
@@ -42,111 +43,135 @@ class StagingBuffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Say whose part is staged, for which generation, and of which items this rank stores the plain trees.
+
+    `per_rank` names the items of which each rank stores its own state; `has_own_tree` those of which each rank stores
+    its own tree.
+    """
+
+    generation: str
+    rank: int
+    world_size: int
+    trees: frozenset[str]
+    per_rank: frozenset[str] = frozenset()
+    has_own_tree: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class StagedRank:
-    """Hold one rank's part of a generation: the bytes of its data file and its index; refers to no live memory."""
+    """Hold one rank's part of a generation: the bytes of its data file and its index; refers to no live memory.
+
+    `layout` is the digest of the boxes; `shares` are what this rank adds to the digest of each item, or, of a world of
+    one rank, that digest.
+    """
 
     data: memoryview
     index: Index
-    summaries: dict[str, ItemSummary]
+    shares: dict[str, str]
     layout: str
 
 
-def stage(
-    items: Sequence[SnapshotItem], *, generation: str, rank: int, world_size: int, buffer: StagingBuffer
-) -> StagedRank:
+def stage(items: Sequence[SnapshotItem], pieces: Sequence[Piece], place: Place, *, buffer: StagingBuffer) -> StagedRank:
     """Copy a snapshot and describe the copy.
 
     Args:
-        items: The snapshot's items; their tensors are read here.
-        generation: The name of the generation that this becomes.
+        items: The snapshot's items.
+        pieces: What this rank writes of their tensors; they are read here.
+        place: Whose part this is.
         buffer: Where to copy to; it must not be used until the returned value is done with.
 
     Spec: F3.
     """
-    placed = _place([(item.name, tensor) for item in items for tensor in item.tensors])
-    header = encode_header([(item, tensor, start) for item, tensor, start in placed])
-    size_bytes = len(header) + sum(tensor.source.nbytes for _, tensor, _ in placed)
+    placed = _place(pieces)
+    header = encode_header(placed)
+    size_bytes = len(header) + sum(piece.source.nbytes for piece, _ in placed)
     data = buffer.view(size_bytes)
     data[: len(header)] = header
     tensors = []
-    for item, tensor, start in placed:
+    for piece, start in placed:
         begin = len(header) + start
-        tensor.source.copy_into(data[begin : begin + tensor.source.nbytes])
-        tensors.append(_describe(item, tensor, data, begin))
+        piece.source.copy_into(data[begin : begin + piece.source.nbytes])
+        tensors.append(_describe(piece, data, begin))
     header_digest = digest_bytes(header)
     digest = digest_file(header_digest, (chunk.digest for tensor in tensors for chunk in tensor.chunks))
+    name = data_name(place.rank, place.world_size)
     index = Index(
-        generation=generation,
-        rank=rank,
-        world_size=world_size,
+        generation=place.generation,
+        rank=place.rank,
+        world_size=place.world_size,
         header_bytes=len(header),
         header_digest=header_digest,
-        objects=(ObjectReference(generation, data_name(rank, world_size), size_bytes, digest),),
-        items={item.name: IndexedItem(item.type, item.plain) for item in items},
+        objects=(ObjectReference(place.generation, name, size_bytes, digest),),
+        items={item.name: IndexedItem(item.type, item.plain) for item in items if item.name in place.trees},
         tensors=tuple(tensors),
     )
-    return StagedRank(data, index, summarise(index), layout_digest(index))
+    return StagedRank(data, index, _shares(index, place), boxes_digest(index.tensors))
 
 
-def encode_header(placed: Iterable[tuple[str, CapturedTensor, int]]) -> bytes:
+def encode_header(placed: Sequence[tuple[Piece, int]]) -> bytes:
     """Return the safetensors header of a data file, padded so that data starts on a 4,096-byte line.
+
+    Args:
+        placed: What the file holds, each with its offset behind the header.
 
     Spec: F3.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    for item, tensor, start in placed:
-        dtype = DTYPES[tensor.spec.dtype]
-        shape = list(tensor.spec.shape)
+    keys = entry_keys((piece.item, piece.spec.name, piece.spec.offset) for piece, _ in placed)
+    for key, (piece, start) in zip(keys, placed, strict=True):
+        dtype = DTYPES[piece.spec.dtype]
+        shape = list(piece.spec.shape)
         if dtype.safetensors is None:
             shape.append(dtype.size_bytes)
-        offsets = [start, start + tensor.source.nbytes]
-        entries[f"{item}/{tensor.spec.name}"] = {
-            "dtype": dtype.safetensors or "U8",
-            "shape": shape,
-            "data_offsets": offsets,
-        }
+        offsets = [start, start + piece.source.nbytes]
+        entries[key] = {"dtype": dtype.safetensors or "U8", "shape": shape, "data_offsets": offsets}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode("ascii")
     padding = -(8 + len(text)) % ALIGNMENT_BYTES
     return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
 
 
-def summarise(index: Index) -> dict[str, ItemSummary]:
-    """Return what the manifest says of each item: type, number and bytes of tensors, and the digest of its state."""
-    by_item: dict[str, list[Tensor]] = {name: [] for name in index.items}
-    for tensor in index.tensors:
-        by_item[tensor.item].append(tensor)
-    return {
-        name: ItemSummary(
-            type=item.type,
-            kind="global",
-            tensors=len(by_item[name]),
-            size_bytes=sum(chunk.size_bytes for tensor in by_item[name] for chunk in tensor.chunks),
-            digest=item_digest(item, by_item[name]),
-        )
-        for name, item in index.items.items()
-    }
-
-
-def layout_digest(index: Index) -> str:
-    """Return the digest of how the tensors are cut: names, types, shapes and boxes, without any content.
+def boxes_digest(boxes: Iterable[Tensor | LayoutBox]) -> str:
+    """Return the digest of how tensors are cut: names, types, shapes and boxes in the order of the file, no content.
 
     Spec: C4.
     """
-    rows = [[t.item, t.name, t.dtype, t.global_shape, t.offset, t.shape] for t in index.tensors]
+    ordered = sorted(boxes, key=lambda box: _order(box.item, box.name, box.dtype, box.offset))
+    rows = [[box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape] for box in ordered]
     return digest_bytes(msgspec.json.encode(rows))
 
 
-def _place(tensors: list[tuple[str, CapturedTensor]]) -> list[tuple[str, CapturedTensor, int]]:
-    """Order tensors by falling item size, then name, and give each its offset behind the header; no holes."""
-    tensors.sort(key=lambda pair: (-DTYPES[pair[1].spec.dtype].size_bytes, pair[0], pair[1].spec.name))
+def _shares(index: Index, place: Place) -> dict[str, str]:
+    """Return what this rank adds to the digest of each item that it stored anything of."""
+    by_item: dict[str, list[Tensor]] = {name: [] for name in index.items}
+    for tensor in index.tensors:
+        by_item.setdefault(tensor.item, []).append(tensor)
+    if place.world_size == 1:
+        return {name: item_digest(index.items[name], tensors) for name, tensors in by_item.items()}
+    shares = {}
+    for name, tensors in by_item.items():
+        tree = (index.items[name].plain,) if name in index.items else None
+        tree_of = place.rank if name in place.has_own_tree else None
+        boxes_of = place.rank if name in place.per_rank else None
+        shares[name] = rank_share(tree, tensors, tree_of=tree_of, boxes_of=boxes_of)
+    return shares
+
+
+def _place(pieces: Sequence[Piece]) -> list[tuple[Piece, int]]:
+    """Order pieces by falling item size, then name, and give each its offset behind the header; no holes."""
+    ordered = sorted(pieces, key=lambda piece: _order(piece.item, piece.spec.name, piece.spec.dtype, piece.spec.offset))
     placed, end = [], 0
-    for item, tensor in tensors:
-        placed.append((item, tensor, end))
-        end += tensor.source.nbytes
+    for piece in ordered:
+        placed.append((piece, end))
+        end += piece.source.nbytes
     return placed
 
 
-def _describe(item: str, tensor: CapturedTensor, data: memoryview, begin: int) -> Tensor:
-    spec = tensor.spec
-    chunks = digest_chunks(spec, data[begin : begin + tensor.source.nbytes], begin=begin)
-    return Tensor(item, spec.name, spec.dtype, spec.global_shape, spec.offset, spec.shape, chunks)
+def _order(item: str, name: str, dtype: str, offset: Shape) -> tuple[int, str, str, Shape]:
+    return (-DTYPES[dtype].size_bytes, item, name, offset)
+
+
+def _describe(piece: Piece, data: memoryview, begin: int) -> Tensor:
+    spec = piece.spec
+    chunks = digest_chunks(spec, data[begin : begin + piece.source.nbytes], begin=begin)
+    return Tensor(piece.item, spec.name, spec.dtype, spec.global_shape, spec.offset, spec.shape, chunks)

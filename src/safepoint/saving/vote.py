@@ -1,80 +1,149 @@
 """Vote and check: planned == voted == stored, or nothing is published.
 
+1. A rank waits for the end of the vote as long as the leader may take to come to it, and to hear the slowest rank.
+2. Who has voted yes and does not hear the leader's word does not know the outcome: a paused leader may still publish.
+
 Spec: C4, C5.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import msgspec
 
-from safepoint.errors import AbortedError, CorruptionError, ObjectMissingError
+from safepoint.ambient import Ambient
+from safepoint.errors import AbortedError, LeaderLostError, ObjectMissingError, OutcomeUnknownError
 from safepoint.format.ballot import Ballot, check_ballots
-from safepoint.format.extent import Box, check_tiling
-from safepoint.format.index import Index, ObjectReference
-from safepoint.format.names import generation_path
+from safepoint.format.index import ObjectReference
+from safepoint.format.names import data_name, generation_path, index_name
 from safepoint.group.base import Group
+from safepoint.saving.divide import Division
+from safepoint.saving.stage import boxes_digest
 from safepoint.storage.base import Storage
 
+_POLL_S = 0.25
+_AT_ONCE = 64
 
-def vote(group: Group, ballot: Ballot, *, deadline_s: float) -> list[Ballot] | None:
-    """Send this rank's ballot; return all of them on the leader, None elsewhere.
+
+def vote(group: Group, ballot: Ballot, *, deadline_s: float) -> list[bytes] | None:
+    """Send this rank's ballot; return the messages of all ranks on the leader, None elsewhere.
+
+    Args:
+        group: The ranks.
+        ballot: What this rank stored, or why it could not.
+        deadline_s: How much later than the leader the slowest rank may be, and the leader than any other.
 
     Raises:
-        AbortedError: A ballot is missing, late, refusing or foreign.
+        AbortedError: A rank is absent.
+        OutcomeUnknownError: This rank voted yes, and the leader's word did not come.
 
     Spec: C4.
     """
-    messages = group.gather(f"ballot/{ballot.generation}", msgspec.json.encode(ballot), deadline_s=deadline_s)
-    if messages is None:
-        return None
+    wait_s = deadline_s if group.rank == 0 else 2 * deadline_s
+    try:
+        return group.gather(f"save/{ballot.generation}/ballot", msgspec.json.encode(ballot), deadline_s=wait_s)
+    except LeaderLostError as exc:
+        if group.rank == 0 or ballot.refusal:
+            raise
+        raise unknown(ballot.generation, exc) from exc
+
+
+def unknown(generation: str, cause: LeaderLostError) -> OutcomeUnknownError:
+    """Return the error of a rank that has voted yes and does not hear the leader's word."""
+    return OutcomeUnknownError(
+        "this rank has voted, and the leader did not say whether the checkpoint was made",
+        where=generation,
+        found=str(cause),
+        remedy="The next save, or the next start, settles it; older checkpoints are untouched.",
+    )
+
+
+def count(messages: Sequence[bytes], own: Ballot) -> list[Ballot]:
+    """Return the ballots, one consenting one of each rank for the save of the leader's own ballot.
+
+    Raises:
+        AbortedError: A ballot is missing, refusing, repeated or foreign, or cannot be decoded.
+
+    Spec: C4.
+    """
     try:
         ballots = [msgspec.json.decode(message, type=Ballot) for message in messages]
     except msgspec.DecodeError as exc:
-        raise AbortedError("a ballot cannot be decoded", where=ballot.generation, found=str(exc)) from exc
+        raise AbortedError("a ballot cannot be decoded", where=own.generation, found=str(exc)) from exc
     check_ballots(
         ballots,
-        run=ballot.run,
-        generation=ballot.generation,
-        incarnation=ballot.incarnation,
-        world_size=ballot.world_size,
+        run=own.run,
+        generation=own.generation,
+        incarnation=own.incarnation,
+        world_size=own.world_size,
     )
+    for place, ballot in enumerate(ballots):
+        if ballot.rank != place:
+            raise AbortedError("a rank sent the ballot of another", where=f"rank {place}", found=f"rank {ballot.rank}")
     return ballots
 
 
-def check_stored(storage: Storage, objects: tuple[ObjectReference, ...]) -> None:
-    """Raise `AbortedError` unless every object that was voted for is there with its size.
+def check_planned(ballots: Sequence[Ballot], division: Division) -> None:
+    """Raise `AbortedError` unless each rank stored the boxes that were planned for it, in its own two files.
+
+    The plan itself was proven to tile every tensor when it was made.
 
     Spec: C5.
     """
-    for reference in objects:
-        path = generation_path(reference.generation, reference.name)
-        try:
-            found: object = storage.size(path)
-        except ObjectMissingError:
-            found = "no such object"
-        if found != reference.size_bytes:
+    for ballot, boxes in zip(ballots, division.planned, strict=True):
+        own = {data_name(ballot.rank, ballot.world_size), index_name(ballot.rank, ballot.world_size)}
+        named = [entry.name for entry in ballot.objects if entry.generation == ballot.generation]
+        if ballot.layout != boxes_digest(boxes) or sorted(named) != sorted(own):
             raise AbortedError(
-                "an object that was voted for is not stored as voted",
-                where=path,
-                expected=f"{reference.size_bytes} bytes",
-                found=found,
+                "a rank stored something else than was planned",
+                where=f"rank {ballot.rank}",
+                expected=f"{len(boxes)} boxes in {', '.join(sorted(own))}",
+                found=", ".join(sorted(named)),
             )
 
 
-def check_whole(indexes: list[Index]) -> None:
-    """Raise `AbortedError` unless the ranks' boxes tile every tensor exactly.
+def check_stored(
+    storage: Storage, objects: Sequence[ObjectReference], *, ambient: Ambient, deadline_s: float = 0.0
+) -> None:
+    """Raise `AbortedError` unless every object that was voted for is there with its size.
+
+    Args:
+        storage: Where they lie.
+        objects: What was voted for.
+        ambient: The clock.
+        deadline_s: How long to look again: what another host wrote may take a while to be seen here.
 
     Spec: C5.
     """
-    boxes: dict[tuple[str, str, tuple[int, ...]], list[Box]] = {}
-    for index in indexes:
-        for tensor in index.tensors:
-            key = (tensor.item, tensor.name, tensor.global_shape)
-            boxes.setdefault(key, []).append(Box(tensor.offset, tensor.shape))
-    for (item, name, shape), parts in boxes.items():
-        try:
-            check_tiling(shape, parts, where=f"{item}/{name}")
-        except CorruptionError as exc:
+    ends = ambient.monotonic() + deadline_s
+    left = list(objects)
+    while True:
+        sizes = _sizes(storage, left)
+        wrong = [(entry, found) for entry, found in zip(left, sizes, strict=True) if found != entry.size_bytes]
+        if not wrong:
+            return
+        if ambient.monotonic() >= ends:
+            entry, found = wrong[0]
             raise AbortedError(
-                "the ranks' parts do not make a whole tensor", where=f"{item}/{name}", found=str(exc)
-            ) from exc
+                "an object that was voted for is not stored as voted",
+                where=generation_path(entry.generation, entry.name),
+                expected=f"{entry.size_bytes} bytes",
+                found="no such object" if found is None else found,
+            )
+        left = [entry for entry, _ in wrong]
+        ambient.sleep(_POLL_S)
+
+
+def _sizes(storage: Storage, objects: Sequence[ObjectReference]) -> list[int | None]:
+    def size(entry: ObjectReference) -> int | None:
+        try:
+            return storage.size(generation_path(entry.generation, entry.name))
+        except ObjectMissingError:
+            return None
+
+    if len(objects) < _AT_ONCE:
+        return [size(entry) for entry in objects]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(size, objects))

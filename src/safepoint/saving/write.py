@@ -61,7 +61,8 @@ def discard(storage: Storage, index: Index) -> None:
             return
         for name in names.intersection(own):
             storage.delete(f"{folder}/{name}")
-        if names.issubset(own):
+        # Other ranks take theirs away at the same time; the last one finds the folder empty.
+        if names.issubset(own) or not storage.list(folder):
             storage.delete_folder(folder)
     except (StorageError, CorruptionError) as exc:
         _log.warning("what a failed save had written stays for now: %s", exc)

@@ -1,0 +1,263 @@
+"""Commit: what the leader makes of the ballots, and how all ranks hear of it.
+
+1. The leader acts, and its word, a result or an error, is every rank's. Every exchange is one of messages; whoever does
+   not hear the word has voted, and thus does not know the outcome.
+2. The leader itself knows what it did, also where it cannot tell it any more.
+
+Spec: C4-C7.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from safepoint.errors import (
+    AbortedError,
+    CorruptionError,
+    FencedError,
+    InternalError,
+    LeaderLostError,
+    OutcomeUnknownError,
+    SafepointError,
+    StorageError,
+)
+from safepoint.format.ballot import Ballot
+from safepoint.format.digest import digest_bytes
+from safepoint.format.index import ObjectReference
+from safepoint.format.manifest import ItemSummary, Manifest
+from safepoint.format.state_digest import joint_digest
+from safepoint.format.version import FORMAT_VERSION
+from safepoint.group.agreement import lead
+from safepoint.joining.claim import check_not_fenced, loss_of_run, utc_text
+from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
+from safepoint.saving.divide import Division
+from safepoint.saving.publish import publish
+from safepoint.saving.replicas import Doubts, describe_agreement, encode_sums, find_difference, find_doubts
+from safepoint.saving.vote import check_planned, check_stored, count, unknown
+
+_NONCE_BYTES = 4
+
+_log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+def settle(
+    context: SaveContext, save: StagedSave, own: Ballot, messages: list[bytes] | None, clock: PhaseClock
+) -> SaveResult:
+    """Return the result of a save once the vote is over, or raise why there is none; the same on all ranks.
+
+    Args:
+        context: What all saves share.
+        save: This rank's part.
+        own: This rank's ballot.
+        messages: All ballots, on the leader.
+        clock: Told the leader's phases.
+
+    Raises:
+        SafepointError: As `safepoint.saving.save.finish` does.
+
+    Spec: C4-C7.
+    """
+    told: list[SaveResult | SafepointError] = []
+
+    def decide(difference: str, doubts: Doubts) -> bytes:
+        try:
+            result = explained(context, lambda: _decide(context, save, ballots, clock, difference, doubts))
+        except SafepointError as exc:
+            told.append(exc)
+            raise
+        told.append(result)
+        return msgspec.json.encode(result)
+
+    ballots: list[Ballot] = []
+    try:
+        doubts = _counted(context, save, own, messages, ballots)
+        difference = _difference(context, save, doubts)
+        word = lead(
+            context.group,
+            f"save/{save.generation}/verdict",
+            lambda: decide(difference, doubts),
+            deadline_s=2 * context.deadline_s,
+        )
+    except LeaderLostError as exc:
+        return _without_word(context, save, exc, told, own)
+    return msgspec.json.decode(word, type=SaveResult)
+
+
+def explained(context: SaveContext, act: Callable[[], _Result]) -> _Result:
+    """Act, and raise what a failure comes from where a newer start, or the loss of the run's folder, explains it.
+
+    A newer start sweeps what we write, and its absence then looks like a failing storage.
+    """
+    try:
+        return act()
+    except (StorageError, AbortedError, CorruptionError) as exc:
+        loss = loss_of_run(context.storage, context.claim)
+        if loss is not None:
+            raise loss from exc
+        try:
+            check_not_fenced(context.storage, context.claim, ambient=context.ambient)
+        except FencedError as fence:
+            raise fence from exc
+        except StorageError as failure:
+            _log.debug("whether a newer start explains a failed save could not be seen: %s", failure)
+        raise
+
+
+def _counted(
+    context: SaveContext, save: StagedSave, own: Ballot, messages: list[bytes] | None, ballots: list[Ballot]
+) -> Doubts:
+    """Count the ballots on the leader, and return what is in doubt on all ranks, where replicas are compared."""
+
+    def act() -> bytes:
+        if messages is None or save.division is None:
+            raise InternalError("a rank that does not lead cannot count votes", where=save.generation)
+        ballots.extend(count(messages, own))
+        check_planned(ballots, save.division)
+        return msgspec.json.encode(find_doubts(ballots, save.division) if save.plan.compares else Doubts())
+
+    # Every rank hears it: what a rank shares with others, only the leader can compare.
+    word = lead(
+        context.group,
+        f"save/{save.generation}/counted",
+        lambda: explained(context, act),
+        deadline_s=2 * context.deadline_s,
+    )
+    return msgspec.json.decode(word, type=Doubts)
+
+
+def _difference(context: SaveContext, save: StagedSave, doubts: Doubts) -> str:
+    """Return on the leader the first tensor on which replicas differ; empty where they do not."""
+    if not doubts.sets:
+        return ""
+    sums = encode_sums(save.sums, doubts.sets)
+    messages = context.group.gather(f"save/{save.generation}/sums", sums, deadline_s=context.deadline_s)
+    if messages is None or save.division is None:
+        return ""
+    return find_difference(messages, save.division, doubts.sets)
+
+
+def _without_word(
+    context: SaveContext,
+    save: StagedSave,
+    lost: LeaderLostError,
+    told: Sequence[SaveResult | SafepointError],
+    own: Ballot,
+) -> SaveResult:
+    """Return or raise what a rank knows that has lost the leader's word after the vote."""
+    if told:
+        _log.warning("the outcome of a save could not be told to the other ranks: %s", lost)
+        (known,) = told
+        if isinstance(known, SafepointError):
+            raise known
+        return known
+    if context.group.rank == 0 or own.refusal:
+        # Nothing was published: the leader comes to it after this, or not without our vote.
+        raise lost
+    raise unknown(save.generation, lost) from lost
+
+
+def _decide(
+    context: SaveContext,
+    save: StagedSave,
+    ballots: Sequence[Ballot],
+    clock: PhaseClock,
+    difference: str,
+    doubts: Doubts,
+) -> SaveResult:
+    """Check what is stored, and publish; on the leader."""
+    if save.division is None:
+        raise InternalError("a rank that does not lead cannot publish", where=save.generation)
+    clock.enter("check")
+    agreement = _agreement(context, save, save.division, difference, doubts)
+    voted = tuple(reference for ballot in ballots for reference in ballot.objects)
+    patience_s = context.deadline_s if context.group.world_size > 1 else 0.0
+    check_stored(context.storage, voted, ambient=context.ambient, deadline_s=patience_s)
+
+    clock.enter("publish")
+    manifest = _manifest(context, save, ballots, voted, agreement, clock.timings_s)
+    try:
+        publish(context.storage, manifest, context.claim, ambient=context.ambient)
+    except SafepointError:
+        raise
+    except Exception as exc:
+        raise OutcomeUnknownError(
+            "a publish failed in a way that does not tell whether it was made",
+            where=save.generation,
+            found=f"{type(exc).__name__}: {exc}",
+        ) from exc
+    clock.leave()
+    size_bytes = sum(reference.size_bytes for reference in voted if reference.generation == save.generation)
+    return SaveResult(save.generation, save.plan.step, size_bytes, context.storage.durability, clock.timings_s)
+
+
+def _agreement(context: SaveContext, save: StagedSave, division: Division, difference: str, doubts: Doubts) -> str:
+    """Return what the manifest says of replicas, or raise `AbortedError` when they differ and that is refused."""
+    if context.group.world_size == 1:
+        return "one rank"
+    if not save.plan.compares:
+        return "not compared"
+    if difference and context.refuses_difference:
+        raise AbortedError(
+            "ranks that hold the same tensor hold different values",
+            where=difference,
+            remedy="Find what changed it on one rank alone, or go back to the last checkpoint on all ranks.",
+        )
+    if difference:
+        _log.warning(
+            "ranks that hold the same tensor hold different values, and the lowest's are saved: %s", difference
+        )
+    return describe_agreement(division, difference, is_leaders_own=doubts.is_leaders_own)
+
+
+def _manifest(
+    context: SaveContext,
+    save: StagedSave,
+    ballots: Sequence[Ballot],
+    objects: tuple[ObjectReference, ...],
+    agreement: str,
+    timings_s: dict[str, float],
+) -> Manifest:
+    snapshot = save.snapshot
+    return Manifest(
+        format=FORMAT_VERSION,
+        flags=(),
+        run=context.claim.run,
+        generation=save.generation,
+        incarnation=context.claim.incarnation,
+        step=save.plan.step,
+        boundary="after_update",
+        created=utc_text(context.ambient.now()),
+        lineage=context.chain,
+        progress=snapshot.progress,
+        world_size=context.group.world_size,
+        mesh=None,
+        contract=snapshot.contract,
+        items=_summaries(save, ballots),
+        objects=objects,
+        layout=digest_bytes("".join(ballot.layout for ballot in ballots).encode("ascii")),
+        conditions=snapshot.conditions,
+        metrics=dict(snapshot.metrics),
+        probe=snapshot.probe,
+        agreement=agreement,
+        timings_s=dict(timings_s),
+        nonce=context.ambient.token(_NONCE_BYTES),
+    )
+
+
+def _summaries(save: StagedSave, ballots: Sequence[Ballot]) -> dict[str, ItemSummary]:
+    """Return what the manifest says of each item: type, kind, number and bytes of tensors, and digest of the state."""
+    if save.division is None:
+        raise InternalError("a rank that does not lead knows of no other rank's items", where=save.generation)
+    summaries = {}
+    for name, item in save.plan.items.items():
+        shares = [ballot.shares[name] for ballot in ballots if name in ballot.shares]
+        digest = shares[0] if len(ballots) == 1 else joint_digest(item.type, shares)
+        counts, sizes = save.division.tensor_counts, save.division.sizes_bytes
+        summaries[name] = ItemSummary(item.type, item.kind, counts.get(name, 0), sizes.get(name, 0), digest)
+    return summaries

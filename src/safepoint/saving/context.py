@@ -1,0 +1,91 @@
+"""What the phases of a save hand to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from safepoint.ambient import Ambient
+from safepoint.format.records import LineageLink
+from safepoint.group.base import Group
+from safepoint.joining.claim import Claim
+from safepoint.saving.capture import Snapshot
+from safepoint.saving.divide import Division
+from safepoint.saving.pieces import ReplicaSums
+from safepoint.saving.plan import Plan, Planner
+from safepoint.saving.stage import StagedRank, StagingBuffer
+from safepoint.storage.base import Durability, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class SaveContext:
+    """Hold what all saves of one incarnation share.
+
+    `refuses_difference` says whether replicas that differ abort the save, or are noted. `on_phase` is told the name of
+    each phase as it begins, from whichever thread runs it.
+    """
+
+    storage: Storage
+    group: Group
+    ambient: Ambient
+    claim: Claim
+    chain: tuple[LineageLink, ...]
+    deadline_s: float
+    planner: Planner
+    refuses_difference: bool = True
+    buffer: StagingBuffer = field(default_factory=StagingBuffer)
+    on_phase: Callable[[str], None] = lambda phase: None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSave:
+    """Hold a save whose copy is complete: live memory is not read again. `division` is there on the leader only."""
+
+    plan: Plan
+    snapshot: Snapshot
+    staged: StagedRank
+    division: Division | None
+    sums: tuple[ReplicaSums, ...]
+    timings_s: dict[str, float]
+
+    @property
+    def generation(self) -> str:
+        """Return the name of the generation that this becomes."""
+        return self.plan.generation
+
+
+@dataclass(frozen=True, slots=True)
+class SaveResult:
+    """Report a committed save: every sync was seen to succeed and the manifest was read back.
+
+    `size_bytes` are those of all ranks; `timings_s` the seconds of the leader's phases. `durability` says what it
+    survives: ``process`` death, ``power`` loss, or loss of a disk (``replicated``).
+    """
+
+    generation: str
+    step: int
+    size_bytes: int
+    durability: Durability
+    timings_s: dict[str, float]
+
+
+class PhaseClock:
+    """Time the phases, in seconds, and announce them."""
+
+    def __init__(self, context: SaveContext, timings_s: dict[str, float]) -> None:
+        self.timings_s = dict(timings_s)
+        self._context = context
+        self._phase = ""
+        self._since = 0.0
+
+    def enter(self, phase: str) -> None:
+        """End the phase before, and begin this one."""
+        self.leave()
+        self._phase, self._since = phase, self._context.ambient.monotonic()
+        self._context.on_phase(phase)
+
+    def leave(self) -> None:
+        """End the phase at work, if there is one."""
+        if self._phase:
+            self.timings_s[self._phase] = self._context.ambient.monotonic() - self._since
+            self._phase = ""

@@ -1,0 +1,355 @@
+"""Plan: all ranks stand at one boundary, and each learns what it writes.
+
+1. Every rank captures first, then the leader says at which step it is, then each rank makes its offer: its step, the
+   digest of its layout, and digests of what each item is. The leader answers with the plan.
+2. An error of any rank, in its capture as well, is raised on all.
+3. Layouts are sent in full only where the leader does not know their digest, parts only where a rank has not the part
+   of this division yet. Both are kept from save to save.
+4. A rank that missed attempts passes over them: their words stay until every rank has made a later offer.
+
+Live memory stands still meanwhile. Nothing is copied and nothing written before the plan is made.
+
+Spec: C2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from safepoint.errors import AbortedError, InternalError, SafepointError
+from safepoint.format.digest import digest_bytes
+from safepoint.group.agreement import join, lead
+from safepoint.group.base import Group
+from safepoint.saving.capture import Snapshot
+from safepoint.saving.divide import Division, RankPart, divide
+from safepoint.saving.layout import Layout, decode_layout, encode_layout, layout_of
+from safepoint.state.item import CapturedTensor
+from safepoint.state.snapshot import SnapshotItem, digest_state
+
+# Of these every rank holds a part or a replica; of all others the ranks' states are compared as a whole.
+_DIVIDED = frozenset({"module", "optimizer"})
+
+UNKNOWN = "unknown"
+
+_log = logging.getLogger(__name__)
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+class PlannedItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Say of one item its type, its kind, and which rank stores the plain tree; None: each that has it its own."""
+
+    type: str
+    kind: str
+    keeper: int | None
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tell all ranks what is saved.
+
+    `division` is the digest of how it is divided, `compares` whether replicas are compared; `previous` and `outcome`
+    tell how the save before ended, as far as the leader knows.
+    """
+
+    generation: str
+    step: int
+    division: str
+    items: dict[str, PlannedItem]
+    compares: bool
+    previous: str = ""
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Hold what a rank knows when the plan is made; `division` on the leader only. The tensors are live memory."""
+
+    snapshot: Snapshot
+    plan: Plan
+    layout: Layout
+    tensors: tuple[CapturedTensor, ...]
+    part: RankPart
+    division: Division | None
+
+
+class _ItemOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Tell what a rank holds of an item: digests of its tree and, unless it is divided (empty), of all its state."""
+
+    type: str
+    tree: str
+    state: str
+
+
+class _Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    step: int
+    layout: str
+    division: str
+    items: dict[str, _ItemOffer]
+
+
+class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Answer the offers: by the plan, or by the ranks whose layouts have to be sent first."""
+
+    plan: Plan | None
+    wanted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    snapshot: Snapshot
+    layout: Layout
+    tensors: tuple[CapturedTensor, ...]
+    offers: dict[str, _ItemOffer]
+
+
+class Planner:
+    """Make the plans of one manager's saves, and keep what they share.
+
+    Args:
+        group: The ranks.
+        deadline_s: The longest wait for other ranks, at each exchange.
+        compares_every: Replicas are compared at every so manieth save; 0 for never.
+    """
+
+    def __init__(self, group: Group, *, deadline_s: float, compares_every: int) -> None:
+        self._group = group
+        self._deadline_s = deadline_s
+        self._compares_every = compares_every
+        self._incarnation = 0
+        self._attempt = 0
+        self._count = 0
+        self._layouts: dict[str, Layout] = {}
+        self._divided = ("", RankPart())
+        self._division: Division | None = None
+        self._last = ("", "")
+        self._topics: list[str] = []
+
+    def use_up(self, topic: str) -> None:
+        """Note a topic that nobody reads any more once all ranks have made the next offer."""
+        self._topics.append(topic)
+
+    def note(self, generation: str, outcome: str) -> None:
+        """Note how a save ended."""
+        self._last = (generation, outcome)
+
+    def agree(
+        self, incarnation: int, snapshot: Callable[[], Snapshot], name_generation: Callable[[int], str]
+    ) -> Agreed:
+        """Capture on all ranks, and return the plan.
+
+        Args:
+            incarnation: The claimed number; part of all topics.
+            snapshot: Captures this rank's boundary.
+            name_generation: Gives a new generation's name for a step; called on the leader.
+
+        Raises:
+            SafepointError: What a rank's capture, or the leader's naming, raised; on all ranks.
+            AbortedError: A rank was absent, stands at another step, or holds what does not fit the others'.
+            LeaderLostError: The leader's word did not come.
+
+        Spec: C2.
+        """
+        if self._group.world_size == 1:
+            return self._alone(snapshot(), name_generation)
+        if incarnation != self._incarnation:
+            self._incarnation, self._attempt = incarnation, 0
+        taken = _taken(snapshot)
+        while True:
+            topic = f"plan/{incarnation}/{self._attempt}"
+            leaders_step = int(lead(self._group, topic, lambda: b"%d" % _step_of(taken), deadline_s=self._deadline_s))
+            self._attempt += 1
+            try:
+                return self._answered(topic, taken, name_generation)
+            except AbortedError as exc:
+                is_behind = isinstance(taken, _Taken) and leaders_step < taken.snapshot.progress.step
+                if not (is_behind and exc.where == f"{topic}/offers/parts"):
+                    raise
+                _log.info("passing over a save at step %d that this rank took no part in", leaders_step)
+
+    def _alone(self, snapshot: Snapshot, name_generation: Callable[[int], str]) -> Agreed:
+        """Plan for one rank, which writes all it holds."""
+        layout, tensors = layout_of(snapshot.items)
+        if layout.digest != self._divided[0] or self._division is None:
+            self._division = divide([layout], frozenset())
+            self._divided = (layout.digest, self._division.parts[0])
+        items = {item.name: PlannedItem(item.type, "global", 0) for item in snapshot.items}
+        step = snapshot.progress.step
+        plan = Plan(name_generation(step), step, layout.digest, items, False, *self._last)
+        return Agreed(snapshot, plan, layout, tensors, self._divided[1], self._division)
+
+    def _answered(self, topic: str, taken: _Taken | SafepointError, name_generation: Callable[[int], str]) -> Agreed:
+        offers: list[_Offer] = []
+
+        def offer() -> bytes:
+            if isinstance(taken, SafepointError):
+                raise taken
+            made = _Offer(taken.snapshot.progress.step, taken.layout.digest, self._divided[0], taken.offers)
+            return msgspec.msgpack.encode(made)
+
+        def answer(parts: list[bytes]) -> bytes:
+            offers.extend(_decoded(part, _Offer, f"rank {rank}") for rank, part in enumerate(parts))
+            _check_steps(offers)
+            self._keep_layouts(taken, offers)
+            wanted = {one.layout: rank for rank, one in reversed(list(enumerate(offers)))}
+            missing = tuple(sorted(rank for digest, rank in wanted.items() if digest not in self._layouts))
+            return msgspec.msgpack.encode(
+                _Answer(None, missing) if missing else _Answer(self._plan(offers, name_generation))
+            )
+
+        def plan(parts: list[bytes]) -> bytes:
+            for rank, part in enumerate(parts):
+                if part:
+                    layout = decode_layout(part, digest=offers[rank].layout, where=f"rank {rank}")
+                    self._layouts[layout.digest] = layout
+            return msgspec.msgpack.encode(_Answer(self._plan(offers, name_generation)))
+
+        told = _decoded(
+            join(self._group, f"{topic}/offers", offer, answer, deadline_s=self._deadline_s), _Answer, topic
+        )
+        if not isinstance(taken, _Taken):
+            raise InternalError("a capture that failed was planned with", where=topic)
+        self._settle(topic)
+        if told.plan is None:
+            is_wanted = self._group.rank in told.wanted
+            sent = encode_layout(taken.layout) if is_wanted else b""
+            whole = join(self._group, f"{topic}/layouts", lambda: sent, plan, deadline_s=self._deadline_s)
+            told = _decoded(whole, _Answer, topic)
+        if told.plan is None:
+            raise InternalError("the leader has not made a plan", where=topic)
+        if self._last == (told.plan.previous, UNKNOWN):
+            _log.info("the save %s, whose outcome was unknown here, was %s", told.plan.previous, told.plan.outcome)
+        self._take_part(topic, told.plan, offers)
+        division = self._division if self._group.rank == 0 else None
+        return Agreed(taken.snapshot, told.plan, taken.layout, taken.tensors, self._divided[1], division)
+
+    def _keep_layouts(self, taken: _Taken | SafepointError, offers: Sequence[_Offer]) -> None:
+        """Keep the layouts that are in use, the leader's own among them."""
+        if isinstance(taken, _Taken):
+            self._layouts[taken.layout.digest] = taken.layout
+        used = {one.layout for one in offers}
+        self._layouts = {digest: layout for digest, layout in self._layouts.items() if digest in used}
+
+    def _plan(self, offers: Sequence[_Offer], name_generation: Callable[[int], str]) -> Plan:
+        layouts = [self._layouts[one.layout] for one in offers]
+        items = _planned_items(offers, layouts)
+        own = sorted(name for name, item in items.items() if item.kind == "per_rank")
+        digest = digest_bytes(msgspec.json.encode([[layout.digest for layout in layouts], own]))
+        if digest != self._divided[0] or self._division is None:
+            self._division = divide(layouts, frozenset(own))
+            self._divided = (digest, self._division.parts[0])
+        compares = bool(self._compares_every) and self._count % self._compares_every == 0
+        self._count += 1
+        step = offers[0].step
+        return Plan(name_generation(step), step, digest, items, compares, *self._last)
+
+    def _take_part(self, topic: str, plan: Plan, offers: Sequence[_Offer]) -> None:
+        """Give the ranks their parts of a division that they do not know, or receive it."""
+        if self._group.rank == 0:
+            if self._division is None:
+                raise InternalError("a plan was made without a division", where=topic)
+            for rank, one in enumerate(offers[1:], start=1):
+                if one.division != plan.division:
+                    part = msgspec.msgpack.encode(self._division.parts[rank])
+                    self._group.spread(f"{topic}/part/{rank}", part, deadline_s=self._deadline_s)
+            return
+        if self._divided[0] != plan.division:
+            own = f"{topic}/part/{self._group.rank}"
+            message = self._group.spread(own, None, deadline_s=self._deadline_s)
+            self._divided = (plan.division, _decoded(message, RankPart, own))
+
+    def _settle(self, topic: str) -> None:
+        """Forget what was said before: every rank has made this offer, so nobody reads it any more."""
+        if self._group.rank == 0:
+            for earlier in self._topics:
+                self._group.settle(earlier)
+        self._topics = [topic]
+
+
+def check_alike(types: dict[int, str], *, item: str) -> str:
+    """Return the type that an item has on all ranks that hold it, or raise `AbortedError`."""
+    (first, name), *others = sorted(types.items())
+    for rank, other in others:
+        if other != name:
+            raise AbortedError(
+                "ranks hold different kinds of object under one name",
+                where=item,
+                expected=f"{name}, as on rank {first}",
+                found=f"{other} on rank {rank}",
+            )
+    return name
+
+
+def _taken(snapshot: Callable[[], Snapshot]) -> _Taken | SafepointError:
+    """Capture, and return what came of it: a failure is told to the other ranks before it is raised."""
+    try:
+        made = snapshot()
+        layout, tensors = layout_of(made.items)
+        divided = {box.item for box in layout.boxes if box.is_part}
+        return _Taken(made, layout, tensors, {item.name: _item_offer(item, divided) for item in made.items})
+    except SafepointError as exc:
+        return exc
+    except Exception as exc:  # noqa: BLE001 (told to the other ranks, which would wait in vain, and raised)
+        error = AbortedError("a rank could not capture its state", found=f"{type(exc).__name__}: {exc}")
+        error.__cause__ = exc
+        return error
+
+
+def _item_offer(item: SnapshotItem, divided: set[str]) -> _ItemOffer:
+    tree = digest_bytes(msgspec.json.encode(item.plain))
+    is_divided = item.type in _DIVIDED or item.name in divided
+    return _ItemOffer(item.type, tree, "" if is_divided else digest_state(item))
+
+
+def _step_of(taken: _Taken | SafepointError) -> int:
+    if isinstance(taken, SafepointError):
+        raise taken
+    return taken.snapshot.progress.step
+
+
+def _check_steps(offers: Sequence[_Offer]) -> None:
+    by_step: dict[int, list[int]] = {}
+    for rank, one in enumerate(offers):
+        by_step.setdefault(one.step, []).append(rank)
+    others = {step: ranks for step, ranks in by_step.items() if step != offers[0].step}
+    if others:
+        raise AbortedError(
+            "the ranks are not at one boundary",
+            where=", ".join(f"rank {rank}" for ranks in others.values() for rank in ranks),
+            expected=f"step {offers[0].step}, as on rank 0",
+            found=", ".join(f"step {step}" for step in others),
+            remedy="Call after_update() and save() on all ranks alike.",
+        )
+
+
+def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Layout]) -> dict[str, PlannedItem]:
+    """Return the kind of each item and who stores its tree."""
+    distinct = {layout.digest: layout for layout in layouts}.values()
+    in_parts = {box.item for layout in distinct for box in layout.boxes if box.is_part}
+    holders: dict[str, dict[int, _ItemOffer]] = {}
+    for rank, one in enumerate(offers):
+        for name, item in one.items.items():
+            holders.setdefault(name, {})[rank] = item
+    planned = {}
+    for name, held in holders.items():
+        type_name = check_alike({rank: item.type for rank, item in held.items()}, item=name)
+        is_one_tree = len({item.tree for item in held.values()}) == 1
+        states = {item.state for item in held.values()}
+        if "" in states:
+            kind = "sharded" if name in in_parts else "replicated"
+        else:
+            kind = "global" if len(states) == 1 else "per_rank"
+        keeper = min(held) if is_one_tree and kind != "per_rank" else None
+        planned[name] = PlannedItem(type_name, kind, keeper)
+    return planned
+
+
+def _decoded(message: bytes, kind: type[_Record], where: str) -> _Record:
+    try:
+        return msgspec.msgpack.decode(message, type=kind)
+    except msgspec.DecodeError as exc:
+        raise AbortedError("a message of another rank cannot be decoded", where=where, found=str(exc)) from exc
