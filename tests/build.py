@@ -14,7 +14,7 @@ from safepoint.format.index import Chunk, Index, IndexedItem, ObjectReference, T
 from safepoint.format.manifest import Conditions, ItemSummary, Manifest, ProgressRecord
 from safepoint.format.names import MANIFEST, data_name, generation_path, incarnation_path, index_name
 from safepoint.format.records import Holder, IncarnationRecord, LineageLink, RefusedRecord, ResumedRecord, RunRecord
-from safepoint.format.state_digest import item_digest
+from safepoint.format.state_digest import item_digest, joint_digest, rank_share
 from safepoint.storage.base import Storage
 
 RUN = "a1b2c3d4e5f60718"
@@ -103,6 +103,7 @@ def write_generation(
     items: Mapping[str, Mapping[str, Values]] = MODEL,
     ranks: Sequence[Mapping[str, Mapping[str, Values]]] | None = None,
     plain: Mapping[str, Any] | None = None,
+    plain_of_ranks: Sequence[Mapping[str, Any]] | None = None,
     kinds: Mapping[str, str] | None = None,
     nonce: str = "0badcafe",
     run: str = RUN,
@@ -116,6 +117,8 @@ def write_generation(
         items: The tensors of a run of one process, by item and name.
         ranks: The tensors of each rank instead, for a run of several.
         plain: The plain tree of each item, in JSON form.
+        plain_of_ranks: The plain trees that each rank stores instead, in JSON form; by default the first rank stores
+            those of all items, and each rank its own of an item of the kind ``per_rank``.
         is_committed: Whether the manifest is written.
     """
     incarnation = chain[-1].incarnation
@@ -125,11 +128,17 @@ def write_generation(
     objects: list[ObjectReference] = []
     indexes: list[Index] = []
     for rank, part in enumerate(parts):
-        references, index = _write_rank(storage, generation, rank, len(parts), part, plain or {})
+        if plain_of_ranks is not None:
+            trees = plain_of_ranks[rank]
+        else:
+            named = [name for name in parts[0] if rank == 0 or (kinds or {}).get(name) == "per_rank"]
+            trees = {name: (plain or {}).get(name) for name in named}
+        references, index = _write_rank(storage, generation, rank, len(parts), part, trees)
         objects += references
         indexes.append(index)
     if is_committed:
-        summaries = {name: _summary(indexes, name, (kinds or {}).get(name, "global")) for name in parts[0]}
+        names = dict.fromkeys(name for index in indexes for name in index.items)
+        summaries = {name: _summary(indexes, name, (kinds or {}).get(name, "global")) for name in names}
         manifest = _manifest(generation, step, tuple(chain), summaries, objects, len(parts), run, metrics, created)
         storage.publish(generation_path(generation, MANIFEST), seal(manifest))
     return generation
@@ -150,7 +159,21 @@ def flip(storage: Storage, path: str, offset: int = -1) -> None:
 def _summary(indexes: Sequence[Index], name: str, kind: str) -> ItemSummary:
     tensors = [tensor for index in indexes for tensor in index.tensors if tensor.item == name]
     size_bytes = sum(chunk.size_bytes for tensor in tensors for chunk in tensor.chunks)
-    return ItemSummary("module", kind, len(tensors), size_bytes, item_digest(indexes[0].items[name], tensors))
+    if len(indexes) == 1:
+        digest = item_digest(indexes[0].items[name], tensors)
+    else:
+        is_common = kind != "per_rank" and sum(name in index.items for index in indexes) == 1
+        shares = [
+            rank_share(
+                (index.items[name].plain,) if name in index.items else None,
+                [tensor for tensor in index.tensors if tensor.item == name],
+                tree_of=None if is_common else index.rank,
+                boxes_of=index.rank if kind == "per_rank" else None,
+            )
+            for index in indexes
+        ]
+        digest = joint_digest("module", shares)
+    return ItemSummary("module", kind, len(tensors), size_bytes, digest)
 
 
 def _manifest(
@@ -231,7 +254,7 @@ def _write_rank(
         header_bytes=len(header),
         header_digest=header_digest,
         objects=(own, *ancestors),
-        items={name: IndexedItem("module", plain.get(name)) for name in items},
+        items={name: IndexedItem("module", tree) for name, tree in plain.items()},
         tensors=tuple(tensors),
     )
     text = seal(index)

@@ -8,13 +8,16 @@ Spec: C11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from safepoint.contract import Reason
 from safepoint.errors import InternalError
+from safepoint.restoring.read import BoxKey
+from safepoint.restoring.split import differing_part
+from safepoint.restoring.together import merged_findings, merged_names
 from safepoint.restoring.validate import SavedState
 from safepoint.state.item import Item, Permits
 from safepoint.state.snapshot import capture_item, digest_state
@@ -64,12 +67,17 @@ def read_back(
     items: Sequence[Item],
     *,
     changed: frozenset[str],
+    filled: Mapping[BoxKey, str] | None = None,
     undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> ReadBack:
-    """Capture the live state again and compare its digests with the manifest's.
+    """Capture the live state again and compare it with what was saved.
 
     Args:
+        saved: The saved state.
+        items: What was restored.
         changed: Items in which a permitted difference makes the live state another one.
+        filled: The digests of what this rank's targets were given, where no rank has the whole state; for None the
+            manifest's digests are compared.
         undisturbed: Puts the random streams back after a block; the one that does needs torch.
 
     Raises:
@@ -81,10 +89,10 @@ def read_back(
     # Random streams first: to tell its state an object may draw, which is undone in the end.
     compared = [item for item in reversed(in_order(items)) if item.name not in changed]
     with undisturbed():
-        digests = {item.name: digest_state(capture_item(item)) for item in compared}
+        differing = {item.name: _difference(saved, item, filled) for item in compared}
     for item in compared:
-        found, stated = digests[item.name], saved.manifest.items[item.name].digest
-        if found == stated:
+        found = differing[item.name]
+        if found is None:
             equal += 1
         elif item.type == "stateful":
             text = "its state_dict() differs from what its load_state_dict() was given"
@@ -94,6 +102,24 @@ def read_back(
                 reasons.append(Reason(f"{item.name}.state", "approximate", f"{item.name}: {text}", "", ""))
         else:
             raise InternalError(
-                "a restored item is not what was saved", where=item.name, expected=f"digest {stated}", found=found
+                "a restored item is not what was saved", where=item.name, expected=found[0], found=found[1]
             )
     return ReadBack(equal, tuple(notes), tuple(reasons))
+
+
+def merged_read_backs(parts: list[ReadBack]) -> ReadBack:
+    """Return what all ranks found: an item counts as equal where it is that on every rank."""
+    return ReadBack(
+        min(part.equal for part in parts),
+        tuple(merged_names([part.notes for part in parts])),
+        tuple(merged_findings([part.reasons for part in parts])),
+    )
+
+
+def _difference(saved: SavedState, item: Item, filled: Mapping[BoxKey, str] | None) -> tuple[str, str] | None:
+    """Return what was expected and found where an item's live state is not the saved one."""
+    snapshot = capture_item(item)
+    if filled is not None:
+        return differing_part(saved, snapshot, filled)
+    stated, found = saved.manifest.items[item.name].digest, digest_state(snapshot)
+    return None if found == stated else (f"digest {stated}", found)

@@ -21,7 +21,7 @@ from safepoint.format.manifest import Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.plain import decode_plain
 from safepoint.restoring.trees import LeafDifference, differing_values
-from safepoint.restoring.validate import read_index
+from safepoint.restoring.validate import read_indexes
 from safepoint.restoring.values import Distance, measure
 from safepoint.storage.base import Storage
 
@@ -112,8 +112,7 @@ def _open(storage: Storage, generation: Generation) -> _Side:
     if manifest is None:
         reason = generation.refusal.reason if generation.refusal is not None else "there is no manifest"
         raise CorruptionError("a checkpoint cannot be compared", where=generation.text, found=reason)
-    ranks = min(manifest.world_size, len(manifest.objects))
-    return _Side(storage, manifest, tuple(read_index(storage, manifest, rank=rank) for rank in range(ranks)))
+    return _Side(storage, manifest, tuple(read_indexes(storage, manifest)))
 
 
 def _parts(side: _Side, items: list[str]) -> dict[Key, list[_Part]]:

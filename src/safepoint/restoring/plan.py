@@ -1,63 +1,172 @@
-"""Plan: which byte ranges of which files fill which targets. Pure."""
+"""Plan: which byte ranges of which files fill which targets. Pure.
+
+1. Each chunk is read at most once, however many boxes it feeds.
+2. A chunk that lies whole and in one run in a target is read in place. Of any other one the whole is read into a piece
+   buffer, because its digest is that of all its bytes, and what the targets need of it is copied.
+3. Tensors follow each other as they lie on disk, and so do the chunks of each; one tensor is done before the next, so
+   that no more than one has temporary memory.
+
+Spec: C11.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from safepoint.errors import InternalError
-from safepoint.restoring.validate import SavedState
+from safepoint.errors import CorruptionError, InternalError
+from safepoint.format.extent import Box, element_count
+from safepoint.format.index import Chunk
+from safepoint.restoring.boxes import StoredBox, element_bytes_of, overlap, run_in
 from safepoint.state.item import ShardedTarget, Target, TensorTarget
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetBox:
+    """Pair a target with the box of the tensor that it takes."""
+
+    target: Target
+    box: Box
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
-    """Name one chunk: where it lies, and which bytes of its target it fills (half-open, from `begin`)."""
+    """Name one chunk: where it lies in its file and in its tensor, and which targets it feeds.
+
+    With `begin` it is read in place, from that byte of its one target on; without, it is read into the piece buffer,
+    and `feeds` names the targets that take a part of it, by number.
+    """
 
     path: str
     offset_bytes: int
     size_bytes: int
-    begin: int
     rows: tuple[int, int]
     digest: str
+    box: Box
+    feeds: tuple[int, ...]
+    begin: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRead:
-    """Name all chunks of one tensor, in the order of its bytes."""
+    """Name all chunks that this rank needs of one tensor, as they lie on disk."""
 
     item: str
     name: str
-    target: Target
+    element_bytes: int
+    targets: tuple[TargetBox, ...]
     chunks: tuple[ChunkRead, ...]
 
 
-def plan_reads(saved: SavedState, targets: Mapping[str, Mapping[str, TensorTarget]]) -> tuple[TensorRead, ...]:
+def plan_reads(
+    stored: Mapping[Key, Sequence[StoredBox]], targets: Mapping[str, Mapping[str, TensorTarget]]
+) -> tuple[TensorRead, ...]:
     """Return what to read, in the order in which it lies on disk.
 
     Args:
+        stored: The boxes of each tensor, by item and name; they do not overlap.
         targets: For each item, its targets by tensor name; tensors without a target are not read.
+
+    Raises:
+        CorruptionError: What is stored does not hold all of a target; names the tensor and the box.
     """
-    reads = []
-    for item, by_name in targets.items():
-        for name, target in by_name.items():
-            tensor = saved.tensors.get((item, name))
-            if tensor is None:
-                raise InternalError("an item asks for a tensor that is not stored", where=f"{item}/{name}")
-            if isinstance(target, ShardedTarget):
-                raise InternalError("a tensor that is held in parts has no plan", where=f"{item}/{name}")
-            begin, chunks = 0, []
-            for chunk in tensor.chunks:
-                path = saved.object_path(chunk.object)
-                chunks.append(ChunkRead(path, chunk.offset_bytes, chunk.size_bytes, begin, chunk.rows, chunk.digest))
-                begin += chunk.size_bytes
-            if begin != target.nbytes:
-                raise InternalError(
-                    "a target has another size than its tensor",
-                    where=f"{item}/{name}",
-                    expected=begin,
-                    found=target.nbytes,
-                )
-            reads.append(TensorRead(item, name, target, tuple(chunks)))
+    reads = [
+        _plan_tensor(item, name, stored.get((item, name), ()), target)
+        for item, by_name in targets.items()
+        for name, target in by_name.items()
+    ]
     reads.sort(key=lambda read: [(chunk.path, chunk.offset_bytes) for chunk in read.chunks[:1]])
     return tuple(reads)
+
+
+def largest_piece(reads: Sequence[TensorRead]) -> int:
+    """Return the size of the buffer that pieces need; 0 where every chunk is read in place."""
+    return max((chunk.size_bytes for read in reads for chunk in read.chunks if chunk.begin is None), default=0)
+
+
+def paths_of(reads: Sequence[TensorRead]) -> set[str]:
+    """Return the files that a plan reads."""
+    return {chunk.path for read in reads for chunk in read.chunks}
+
+
+def _plan_tensor(item: str, name: str, stored: Sequence[StoredBox], target: TensorTarget) -> TensorRead:
+    where = f"{item}/{name}"
+    if not stored:
+        raise InternalError("an item asks for a tensor that is not stored", where=where)
+    element_bytes = element_bytes_of(stored[0].tensor)
+    boxes = _target_boxes(target, stored[0].tensor.global_shape, where)
+    chunks: list[ChunkRead] = []
+    missing = [element_count(one.box.shape) for one in boxes]
+    for part in stored:
+        if not any(overlap(part.box, one.box) for one in boxes):
+            continue
+        for chunk in part.tensor.chunks:
+            read, taken = _plan_chunk(part, chunk, boxes, element_bytes)
+            for number, count in taken.items():
+                missing[number] -= count
+            if taken:
+                chunks.append(read)
+    for one, count in zip(boxes, missing, strict=True):
+        _check_target(one, count, element_bytes, where)
+    chunks.sort(key=lambda chunk: (chunk.path, chunk.offset_bytes))
+    return TensorRead(item, name, element_bytes, boxes, tuple(chunks))
+
+
+def _target_boxes(target: TensorTarget, whole: tuple[int, ...], where: str) -> tuple[TargetBox, ...]:
+    if not isinstance(target, ShardedTarget):
+        return (TargetBox(target, Box((0,) * len(whole), whole)),)
+    boxes = tuple(TargetBox(one, Box(tuple(one.offset), tuple(one.shape))) for one in target.boxes())
+    for box in (one.box for one in boxes):
+        is_filled = element_count(box.shape) > 0
+        has_axes = len(box.offset) == len(box.shape) == len(whole)
+        if not has_axes or (is_filled and any(map(_is_outside, box.offset, box.shape, whole))):
+            raise InternalError("a target lies outside its tensor", where=where, expected=whole, found=box)
+    return boxes
+
+
+def _is_outside(start: int, length: int, whole: int) -> bool:
+    return start < 0 or start + length > whole
+
+
+def _plan_chunk(
+    part: StoredBox, chunk: Chunk, boxes: Sequence[TargetBox], element_bytes: int
+) -> tuple[ChunkRead, dict[int, int]]:
+    """Return how one chunk is read, and how many elements of which target it gives."""
+    box = part.box_of(chunk)
+    common = {number: found for number, found in _overlaps(box, boxes)}
+    begin = None
+    if len(common) == 1:
+        ((number, found),) = common.items()
+        first = run_in(box, boxes[number].box) if found == box else None
+        begin = None if first is None else first * element_bytes
+    path = part.paths[chunk.object]
+    feeds = tuple(common)
+    read = ChunkRead(path, chunk.offset_bytes, chunk.size_bytes, chunk.rows, chunk.digest, box, feeds, begin)
+    return read, {number: element_count(found.shape) for number, found in common.items()}
+
+
+def _overlaps(box: Box, boxes: Sequence[TargetBox]) -> Iterator[tuple[int, Box]]:
+    for number, one in enumerate(boxes):
+        found = overlap(box, one.box)
+        if found is not None:
+            yield number, found
+
+
+def _check_target(one: TargetBox, missing: int, element_bytes: int, where: str) -> None:
+    count = element_count(one.box.shape)
+    if missing:
+        raise CorruptionError(
+            "what is stored does not hold all of a tensor's part that is to be restored",
+            where=where,
+            expected=f"{count} elements of the box at {list(one.box.offset)} of shape {list(one.box.shape)}",
+            found=f"{count - missing}",
+        )
+    if one.target.nbytes != count * element_bytes:
+        raise InternalError(
+            "a target has another size than its tensor",
+            where=where,
+            expected=count * element_bytes,
+            found=one.target.nbytes,
+        )

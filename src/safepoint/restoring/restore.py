@@ -1,4 +1,4 @@
-"""Restore: select → validate → plan → read → apply.
+"""Restore: select → validate → plan → read → apply, each step by all ranks together.
 
 Nothing live is touched before a candidate has passed everything that can be known without its data. A candidate that
 turns out damaged while it is read has filled some targets already: the next older one is restored over them. When
@@ -12,24 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from msgspec.structs import replace
+import msgspec
 
 from safepoint.ambient import Ambient
-from safepoint.catalog import Generation, Lineage, list_generations
-from safepoint.contract import UNCHANGED, Contract, Promise, Reason, check_contract, judge, lowest
-from safepoint.errors import CorruptionError, InternalError, MismatchError, ObjectMissingError, SafepointError, advise
+from safepoint.catalog import Lineage, list_generations
+from safepoint.contract import UNCHANGED, Contract, Promise, Reason, check_contract, lowest
+from safepoint.errors import CorruptionError, MismatchError, ObjectMissingError, SafepointError, advise
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink, Refusal
-from safepoint.restoring.apply import ReadBack, apply, read_back
+from safepoint.restoring.apply import ReadBack, apply, merged_read_backs, read_back
 from safepoint.restoring.match import Choice, Match, match
 from safepoint.restoring.outcome import RestoreReport
-from safepoint.restoring.plan import plan_reads
-from safepoint.restoring.read import read
+from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
+from safepoint.restoring.promise import find_promise, lowered, with_probe
+from safepoint.restoring.read import BoxKey, read
 from safepoint.restoring.select import Wish, lost_after, nothing_found, select
-from safepoint.restoring.validate import SavedState, validate
+from safepoint.restoring.together import Ranks, merged_names
+from safepoint.restoring.validate import SavedState, check_headers, read_index_texts, validate
 from safepoint.state.item import STREAMS_ITEM, Item, Permits
 from safepoint.storage.base import Storage
 
@@ -50,7 +53,7 @@ class RestoreContext:
 
     `conditions` are those of now; None compares nothing (reading a run without being it). `further` gives reasons that
     only the caller knows. `on_touch` is called just before the first live object is written to. `undisturbed` puts the
-    random streams back after a block.
+    random streams back after a block. `ranks` are those that restore together.
     """
 
     storage: Storage
@@ -63,6 +66,7 @@ class RestoreContext:
     probe: Probe | None = None
     reads_back: bool = True
     undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 @dataclass(slots=True)
@@ -102,7 +106,13 @@ class Restored:
 
 
 def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choice) -> Restored:
-    """Restore the newest good checkpoint, or the step that was asked for, into the live items.
+    """Restore the newest good checkpoint, or the step that was asked for, into the live items of all ranks.
+
+    Args:
+        context: What to work with.
+        lineage: That of the run, which the leader alone looks at.
+        wish: Which checkpoint.
+        choice: Which items.
 
     Raises:
         NotFoundError: Nothing matches, and a step was asked for or something is required.
@@ -126,26 +136,51 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
     return outcome
 
 
+class _Chosen(msgspec.Struct, frozen=True):
+    """Hold what the leader chose: a committed generation, or none, and what it found unusable on the way."""
+
+    manifest: Manifest | None
+    refused: list[Refusal]
+
+
 def _restore_newest(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choice, outcome: Restored) -> None:
     """Try candidates until one is restored; a fresh start leaves the outcome empty."""
     while True:
         started = context.ambient.monotonic()
-        generation, met = select(context.storage, lineage, wish, outcome.refused)
-        outcome.refused.update({refusal.generation: refusal for refusal in met})
+        chosen = context.ranks.led(lambda: _choose(context, lineage, wish, outcome), _Chosen)
+        outcome.refused.update({refusal.generation: refusal for refusal in chosen.refused})
         outcome.durations_s["select"] = context.ambient.monotonic() - started
-        if generation is None:
-            nothing_found(context.storage, lineage, wish, outcome.refused)
+        manifest = chosen.manifest
+        if manifest is None:
             return
         try:
-            saved = _restore_one(context, generation, choice, outcome)
+            _restore_one(context, manifest, choice, outcome)
         except (CorruptionError, ObjectMissingError) as exc:
-            outcome.refused[generation.text] = _refusal(generation, exc)
+            outcome.refused[manifest.generation] = _refusal(manifest.generation, exc)
             continue
-        if wish.step is None:
-            lost = lost_after(context.storage, lineage, generation.name.step)
-            outcome.refused.update({refusal.generation: refusal for refusal in lost})
-        outcome.superseded = _superseded(context.storage, lineage, saved.manifest)
+        left = context.ranks.led(
+            partial(_left_behind, context, lineage, wish, manifest), tuple[list[Refusal], list[str]]
+        )
+        outcome.refused.update({refusal.generation: refusal for refusal in left[0]})
+        outcome.superseded = tuple(left[1])
         return
+
+
+def _choose(context: RestoreContext, lineage: Lineage, wish: Wish, outcome: Restored) -> _Chosen:
+    generation, met = select(context.storage, lineage, wish, outcome.refused)
+    if generation is None:
+        refused = outcome.refused | {refusal.generation: refusal for refusal in met}
+        nothing_found(context.storage, lineage, wish, refused)
+        return _Chosen(None, met)
+    return _Chosen(generation.manifest, met)
+
+
+def _left_behind(
+    context: RestoreContext, lineage: Lineage, wish: Wish, manifest: Manifest
+) -> tuple[list[Refusal], list[str]]:
+    """Return what is lost, and what becomes superseded, above the restored checkpoint."""
+    lost = lost_after(context.storage, lineage, manifest.step) if wish.step is None else []
+    return lost, list(_superseded(context.storage, lineage, manifest))
 
 
 def restore_late(context: RestoreContext, saved: SavedState, name: str, *, storage: Storage | None = None) -> None:
@@ -161,28 +196,28 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str, *, stora
         ContractError: With the item the checkpoint keeps less than the contract asks for; nothing was touched.
         CorruptionError: Its bytes are damaged; the object may hold a mixture.
     """
-    item = context.items[name]
+    item, ranks = context.items[name], context.ranks
     only = Choice(only=frozenset({name}))
-    matched = match(saved, {name: item}, only, context.contract.words)
+    matched = match(saved, {name: item}, only, context.contract.words, ranks=ranks)
     promise = _promise(context, saved, matched)
     permits = Permits(context.contract.words, context.contract.current)
-    if not matched.items:
-        return
-    reads = plan_reads(saved, {name: item.targets(saved.items[name], permits)})
-    context.on_touch()
+    reads = ranks.all(lambda: _planned(saved, matched, permits))
+    filled: dict[BoxKey, str] = {}
+    if matched.items:
+        context.on_touch()
     try:
-        read(storage or context.storage, reads)
+        ranks.all(lambda: read(storage or context.storage, reads, filled=filled if _is_split(context, saved) else None))
     except SafepointError as exc:
         advise(exc, _of_mixture(exc.remedy))
         raise
-    apply(saved, matched.items, permits)
-    if item.type == "scheduler":
+    ranks.all(lambda: apply(saved, matched.items, permits))
+    if item.type == "scheduler" and matched.items:
         optimizers = [entry for entry in context.items.values() if entry.type == "optimizer"]
         for optimizer in optimizers:
             if isinstance(optimizer, Reappliable) and optimizer.name in saved.items:
                 optimizer.reapply_hyperparameters()
     if context.reads_back:
-        _read_back(context, saved, matched, promise)
+        _read_back(context, saved, matched, promise, filled)
 
 
 @runtime_checkable
@@ -193,49 +228,79 @@ class Reappliable(Protocol):
         """Set the hyper-parameters to the saved ones."""
 
 
-def _restore_one(context: RestoreContext, generation: Generation, choice: Choice, outcome: Restored) -> SavedState:
-    if generation.manifest is None:
-        raise InternalError("a committed generation has no manifest", where=generation.text)
-    clock = context.ambient.monotonic
+def _restore_one(context: RestoreContext, manifest: Manifest, choice: Choice, outcome: Restored) -> None:
+    clock, ranks, storage = context.ambient.monotonic, context.ranks, context.storage
     times = [clock()]
 
-    saved = validate(context.storage, generation.manifest)
-    matched = match(saved, context.items, choice, context.contract.words)
+    texts = ranks.led(lambda: read_index_texts(storage, manifest), list[bytes])
+    saved = ranks.all(lambda: _validated(context, manifest, texts))
+    matched = match(saved, context.items, choice, context.contract.words, ranks=ranks)
     promise = _promise(context, saved, matched)
     times.append(clock())
 
     permits = Permits(context.contract.words, context.contract.current)
-    targets = {item.name: item.targets(saved.items[item.name], permits) for item in matched.items}
-    reads = plan_reads(saved, targets)
+    reads = ranks.all(lambda: _planned(saved, matched, permits, storage=storage))
     context.on_touch()
     outcome.is_mixed = True
     written_before = outcome.touched - {(one.item, one.name) for one in reads}
     outcome.touched |= {(one.item, one.name) for one in reads}
-    size_bytes = read(context.storage, reads)
+    filled: dict[BoxKey, str] = {}
+    counts = ranks.joined(
+        lambda: [len(reads), read(storage, reads, filled=filled if _is_split(context, saved) else None)],
+        lambda parts: [sum(column) for column in zip(*parts, strict=True)],
+        list[int],
+    )
     times.append(clock())
 
-    left = apply(saved, matched.items, permits)
-    _check_is_covered(generation, written_before, (*matched.left_fresh, *left))
+    left = ranks.joined(lambda: _applied(saved, matched, permits, written_before), merged_names, list[str])
     times.append(clock())
-    outcome.saved, outcome.promise = saved, promise
-    outcome.left_fresh = (*matched.left_fresh, *left)
+    outcome.saved, outcome.promise, outcome.left_fresh = saved, promise, tuple(left)
     outcome.checks = [
-        f"manifest, index and header of {generation.text}",
-        f"{len(reads)} tensors, {size_bytes} bytes, each chunk by digest on arrival",
+        f"manifest, index and header of {manifest.generation}",
+        f"{counts[0]} tensors, {counts[1]} bytes, each chunk by digest on arrival",
     ]
     if context.reads_back:
-        found = _read_back(context, saved, matched, promise)
-        promise = outcome.promise = _lowered(promise, found.reasons)
+        found = _read_back(context, saved, matched, promise, filled)
+        promise = outcome.promise = lowered(promise, found.reasons)
         outcome.notes += found.notes
         outcome.checks.append(f"{found.equal} of {len(matched.items)} items read back equal")
     outcome.is_mixed = False
-    if context.probe is not None and generation.manifest.probe is not None:
-        outcome.promise = _probed(context.probe, generation.manifest, promise, permitted=context.contract.words)
-        outcome.checks.append("the probe's numbers")
+    if manifest.probe is not None:
+        outcome.promise = with_probe(promise, context.probe, manifest, permitted=context.contract.words, ranks=ranks)
+        outcome.checks += ["the probe's numbers"] if context.probe is not None else []
     times.append(clock())
     phases = ("validate", "read", "apply", "check")
     outcome.durations_s.update({name: times[n + 1] - times[n] for n, name in enumerate(phases)})
+
+
+def _validated(context: RestoreContext, manifest: Manifest, texts: Sequence[bytes]) -> SavedState:
+    saved = validate(manifest, texts, rank=context.ranks.rank, world_size=context.ranks.world_size)
+    if manifest.world_size == 1:
+        check_headers(context.storage, saved)
     return saved
+
+
+def _planned(
+    saved: SavedState, matched: Match, permits: Permits, *, storage: Storage | None = None
+) -> tuple[TensorRead, ...]:
+    """Return what this rank reads; of what several ranks saved, the headers of the files concerned are checked."""
+    targets = {item.name: item.targets(saved.items[item.name], permits) for item in matched.items}
+    reads = plan_reads(saved.tensors, targets)
+    if storage is not None and saved.manifest.world_size > 1:
+        check_headers(storage, saved, paths_of(reads))
+    return reads
+
+
+def _applied(saved: SavedState, matched: Match, permits: Permits, written_before: set[tuple[str, str]]) -> list[str]:
+    """Apply, and return what this rank leaves as it was."""
+    left = [*matched.left_fresh, *apply(saved, matched.items, permits)]
+    _check_is_covered(saved.manifest.generation, written_before, left)
+    return left
+
+
+def _is_split(context: RestoreContext, saved: SavedState) -> bool:
+    """Return whether no rank has the whole state, so that the manifest's digests cannot be made from it."""
+    return context.ranks.world_size > 1 or saved.manifest.world_size > 1
 
 
 def _of_mixture(remedy: str) -> str:
@@ -243,7 +308,7 @@ def _of_mixture(remedy: str) -> str:
     return f"{MIXED} {remedy.removeprefix(UNCHANGED).lstrip()}".rstrip()
 
 
-def _check_is_covered(generation: Generation, written_before: set[tuple[str, str]], left: Sequence[str]) -> None:
+def _check_is_covered(generation: str, written_before: set[tuple[str, str]], left: Sequence[str]) -> None:
     """Raise `MismatchError` when something is left as it is that a damaged candidate was read into.
 
     Args:
@@ -255,67 +320,40 @@ def _check_is_covered(generation: Generation, written_before: set[tuple[str, str
     if stale:
         raise MismatchError(
             "a damaged checkpoint was read into what the older one that is good does not hold",
-            where=generation.text,
+            where=generation,
             found=", ".join(stale),
         )
 
 
 def _promise(context: RestoreContext, saved: SavedState, matched: Match) -> Promise:
-    """Return the promise, or raise `ContractError` when it is less than the contract asks for."""
-    reasons = [*matched.reasons, *context.further(saved.manifest)]
-    if context.conditions is None:
-        return Promise("approximate", tuple(reasons))
-    names = {item.name for item in matched.items}
-    judged = judge(_of_items(saved.manifest.conditions, names), _of_items(context.conditions, names))
-    told = {reason.word for reason in judged.reasons}
-    # Where an item's own differences are listed, that its structure is another one says nothing more.
-    listed = {reason.word.split(".")[0] for reason in matched.reasons if "." in reason.word}
-    general = {f"{name}.{what}" for name in listed for what in ("structure", "parameters")}
-    found = [reason for reason in judged.reasons if reason.word not in general]
-    found += [reason for reason in reasons if reason.word not in told]
-    promise = Promise(lowest(reason.level for reason in found), tuple(found))
-    asked_for = {reason.word for reason in matched.reasons if reason.word.endswith(".skipped")}
-    contract = Contract(context.contract.level, context.contract.permit | asked_for)  # type: ignore[operator]
-    check_contract(contract, promise, where=saved.manifest.generation)
-    return promise
-
-
-def _of_items(conditions: Conditions, names: set[str]) -> Conditions:
-    """Return the conditions without those of items that are left out or come later; a loader tells the batch."""
-    parts = {part: getattr(conditions, part) for part in ("structure", "configuration", "datasets")}
-    kept = {part: {name: one for name, one in named.items() if name in names} for part, named in parts.items()}
-    batch = conditions.global_batch if conditions.datasets.keys() <= names else None
-    return replace(conditions, global_batch=batch, **kept)
-
-
-def _probed(probe: Probe, manifest: Manifest, promise: Promise, *, permitted: frozenset[str]) -> Promise:
-    """Return the promise with what the probe finds, which must be permitted."""
-    differences = probe.compare(manifest.probe)
-    if differences and "probe" not in permitted:
-        raise MismatchError(
-            "the restored state gives other numbers than the saved one",
-            where=manifest.generation,
-            expected=f"equal within {probe.tolerance}",
-            differences=differences,
-            remedy="The live objects hold the restored state; find what it does not cover before training on.",
-        )
-    return _lowered(
-        promise, [Reason("probe", "approximate", one.subject, one.saved, one.current) for one in differences]
+    return find_promise(
+        saved,
+        matched,
+        contract=context.contract,
+        conditions=context.conditions,
+        further=context.further,
+        ranks=context.ranks,
     )
 
 
-def _read_back(context: RestoreContext, saved: SavedState, matched: Match, promise: Promise) -> ReadBack:
+def _read_back(
+    context: RestoreContext, saved: SavedState, matched: Match, promise: Promise, filled: Mapping[BoxKey, str]
+) -> ReadBack:
     """Read the items back, and raise `ContractError` when one did not take its state and that is not permitted."""
-    found = read_back(saved, matched.items, changed=_changed(context, promise), undisturbed=context.undisturbed)
-    lowered = Promise(lowest(reason.level for reason in found.reasons), found.reasons)
-    check_contract(context.contract, lowered, where=saved.manifest.generation, aftermath=_NOT_TAKEN)
+    found = context.ranks.joined(
+        lambda: read_back(
+            saved,
+            matched.items,
+            changed=_changed(context, promise),
+            filled=filled if _is_split(context, saved) else None,
+            undisturbed=context.undisturbed,
+        ),
+        merged_read_backs,
+        ReadBack,
+    )
+    reached = Promise(lowest(reason.level for reason in found.reasons), found.reasons)
+    check_contract(context.contract, reached, where=saved.manifest.generation, aftermath=_NOT_TAKEN)
     return found
-
-
-def _lowered(promise: Promise, found: Sequence[Reason]) -> Promise:
-    """Return the promise with reasons that showed after the restore."""
-    reasons = (*promise.reasons, *found)
-    return Promise(lowest(reason.level for reason in reasons), reasons)
 
 
 def _changed(context: RestoreContext, promise: Promise) -> frozenset[str]:
@@ -335,10 +373,10 @@ def _with_scheduler(context: RestoreContext, promise: Promise) -> frozenset[str]
     return frozenset(name for name, item in context.items.items() if item.type in ("scheduler", "optimizer"))
 
 
-def _refusal(generation: Generation, error: CorruptionError | ObjectMissingError) -> Refusal:
+def _refusal(generation: str, error: CorruptionError | ObjectMissingError) -> Refusal:
     """Return the refusal, its file named within the generation's folder; a storage names it below its own URL."""
-    file = error.where.rpartition(generation_path(generation.text) + "/")[2].split(":")[0]
-    return Refusal(generation.text, file, str(error))
+    file = error.where.rpartition(generation_path(generation) + "/")[2].split(":")[0]
+    return Refusal(generation, file, str(error))
 
 
 def _superseded(storage: Storage, lineage: Lineage, chosen: Manifest) -> tuple[str, ...]:

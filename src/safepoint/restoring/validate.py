@@ -1,76 +1,121 @@
 """Validate: everything that can be known of a checkpoint without reading its tensors, before anything is touched.
 
+1. The texts of the indexes are read once, by one process; all ranks judge the same bytes.
+2. Each index is the one that the manifest names; together they name the items of the manifest, with its digests, and
+   make every tensor whole.
+3. What a rank is given of an item is its own where each rank had its own, and the common state otherwise.
+
 Spec: C11.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from safepoint.errors import CorruptionError, MismatchError
+from safepoint.errors import CorruptionError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.encoding import INDEX_LIMIT_BYTES
 from safepoint.format.index import Index, ObjectReference, Tensor, decode_index
-from safepoint.format.manifest import Manifest
+from safepoint.format.manifest import ItemSummary, Manifest
 from safepoint.format.names import MANIFEST, generation_path, index_name
 from safepoint.format.plain_decoding import decode_plain
-from safepoint.format.state_digest import item_digest
-from safepoint.state.item import SavedItem, TensorSpec
+from safepoint.format.state_digest import item_digest, joint_digest, rank_share
+from safepoint.restoring.boxes import StoredBox, boxes_by_tensor, check_boxes
+from safepoint.restoring.union import union_of_trees
+from safepoint.state.item import STREAMS_ITEM, SavedItem, TensorSpec
 from safepoint.storage.base import Storage
 
 HEADER_LIMIT_BYTES = 100_000_000
 
+_References = Mapping[tuple[str, str], ObjectReference]
+
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """Hold what a checkpoint says of all items, and where each tensor's chunks lie."""
+    """Hold what a checkpoint says of all items to one rank, and where each tensor's boxes lie.
+
+    `ownerless` names the items of which each rank had its own and none of them is this rank's, because their number is
+    another one.
+    """
 
     manifest: Manifest
-    index: Index
+    indexes: tuple[Index, ...]
     items: Mapping[str, SavedItem]
-    tensors: Mapping[tuple[str, str], Tensor]
-
-    def object_path(self, number: int) -> str:
-        """Return the path of an object by its number in the index."""
-        reference = self.index.objects[number]
-        return generation_path(reference.generation, reference.name)
+    tensors: Mapping[tuple[str, str], tuple[StoredBox, ...]]
+    ownerless: tuple[str, ...] = ()
 
 
-def validate(storage: Storage, manifest: Manifest) -> SavedState:
-    """Return the saved state of a committed generation, having checked its index against its manifest and data file.
+def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world_size: int = 1) -> SavedState:
+    """Return the saved state of a committed generation, as one rank sees it.
+
+    Args:
+        manifest: The manifest.
+        texts: What `read_index_texts` returned, here or on another rank.
+        rank: The rank that is to be restored.
+        world_size: The number of ranks of the job now.
 
     Raises:
-        CorruptionError: The index or a header is damaged or contradicts the manifest.
-        MismatchError: The checkpoint was saved by several ranks.
-        ObjectMissingError: An object went away since the manifest was read.
+        CorruptionError: An index is damaged or contradicts the manifest or another one; a tensor is not whole.
 
     Spec: C11.
     """
-    if manifest.world_size != 1:
-        raise MismatchError(
-            "the checkpoint was saved by several ranks",
-            where=manifest.generation,
-            expected="world size 1",
-            found=manifest.world_size,
-            remedy="This version restores what one process saved.",
-        )
-    index = read_index(storage, manifest)
-    if manifest.items.keys() != index.items.keys():
-        raise _contradiction(manifest, index, "the manifest names other items")
-    for name, _ in other_digests(manifest, index):
-        raise _contradiction(manifest, index, f"item {name!r} has another digest in the manifest")
-    _check_header(storage, manifest, index)
-    specs: dict[str, dict[str, TensorSpec]] = {name: {} for name in index.items}
-    for tensor in index.tensors:
-        spec = TensorSpec(tensor.name, tensor.dtype, tensor.shape, tensor.global_shape, tensor.offset)
-        specs[tensor.item][tensor.name] = spec
-    path = generation_path(manifest.generation, index_name(index.rank, index.world_size))
-    items = {
-        name: SavedItem(item.type, decode_plain(item.plain, where=f"{path}: {name}"), specs[name])
-        for name, item in index.items.items()
-    }
-    return SavedState(manifest, index, items, {(t.item, t.name): t for t in index.tensors})
+    indexes = tuple(decode_indexes(manifest, texts))
+    _check_items(manifest, indexes)
+    owned: dict[tuple[str, int | None], dict[str, tuple[StoredBox, ...]]] = {}
+    for key, parts in boxes_by_tensor(manifest, indexes).items():
+        check_boxes(parts, where=f"{manifest.generation}: {key}")
+        owned.setdefault((key.item, key.rank), {})[key.name] = parts
+    is_same_size = manifest.world_size == world_size
+    items: dict[str, SavedItem] = {}
+    tensors: dict[tuple[str, str], tuple[StoredBox, ...]] = {}
+    ownerless: list[str] = []
+    for name, summary in manifest.items.items():
+        if not is_same_size and _is_owned(name, summary, manifest):
+            ownerless.append(name)
+            continue
+        owner = rank if summary.kind == "per_rank" else None
+        if owner is not None and name not in indexes[owner].items:
+            continue
+        own = owned.get((name, owner), {})
+        tensors.update(((name, tensor), parts) for tensor, parts in own.items())
+        specs = {tensor: _whole(parts[0]) for tensor, parts in own.items()}
+        items[name] = SavedItem(summary.type, _tree(manifest, indexes, name, rank if is_same_size else None), specs)
+    return SavedState(manifest, indexes, items, tensors, tuple(ownerless))
+
+
+def read_index_texts(storage: Storage, manifest: Manifest) -> list[bytes]:
+    """Return the text of each rank's index, having compared it with the manifest's size and digest.
+
+    Raises:
+        CorruptionError: One is damaged, or it is not the one that the manifest names.
+        ObjectMissingError: One went away since the manifest was read.
+
+    Spec: C11.
+    """
+    references = _references(manifest)
+    return [_read_text(storage, manifest, rank, references) for rank in _ranks(manifest)]
+
+
+def decode_indexes(manifest: Manifest, texts: Sequence[bytes]) -> Iterator[Index]:
+    """Yield each rank's index from its text, having checked it against the manifest.
+
+    Raises:
+        CorruptionError: One is damaged, or it is not the one that the manifest names.
+
+    Spec: C11.
+    """
+    references = _references(manifest)
+    if len(texts) != manifest.world_size:
+        found = f"{len(texts)} of {manifest.world_size} indexes"
+        raise CorruptionError("not every rank has an index", where=manifest.generation, found=found)
+    for rank, text in enumerate(texts):
+        yield _decode(manifest, rank, text, references)
+
+
+def read_indexes(storage: Storage, manifest: Manifest) -> list[Index]:
+    """Return the index of each rank, checked against the manifest; see `read_index_texts` and `decode_indexes`."""
+    return list(decode_indexes(manifest, read_index_texts(storage, manifest)))
 
 
 def read_index(storage: Storage, manifest: Manifest, *, rank: int = 0) -> Index:
@@ -81,54 +126,159 @@ def read_index(storage: Storage, manifest: Manifest, *, rank: int = 0) -> Index:
 
     Spec: C11.
     """
+    references = _references(manifest)
+    return _decode(manifest, rank, _read_text(storage, manifest, rank, references), references)
+
+
+def check_headers(storage: Storage, saved: SavedState, paths: Collection[str] | None = None) -> None:
+    """Check the bytes of data files' headers; the indexes were checked for themselves when they were decoded.
+
+    Args:
+        storage: Where the run lies.
+        saved: The saved state.
+        paths: The files that this rank is going to read; all of the generation's own for None.
+
+    Raises:
+        CorruptionError: A header is damaged.
+        ObjectMissingError: A file is not there.
+
+    Spec: C11.
+    """
+    for index in saved.indexes:
+        for reference in index.objects:
+            path = generation_path(reference.generation, reference.name)
+            if reference.generation != index.generation or (paths is not None and path not in paths):
+                continue
+            if index.header_bytes > HEADER_LIMIT_BYTES:
+                raise _contradiction(saved.manifest, index, f"a header of {index.header_bytes} bytes")
+            header = bytearray(index.header_bytes)
+            storage.read_into(path, 0, memoryview(header))
+            found = digest_bytes(header)
+            if found != index.header_digest:
+                raise CorruptionError(
+                    "a data file's header is damaged", where=path, expected=index.header_digest, found=found
+                )
+
+
+def other_digests(manifest: Manifest, indexes: Sequence[Index]) -> Iterator[tuple[str, str]]:
+    """Yield (item, digest as the indexes of all ranks give it) where the manifest states another.
+
+    Spec: F7.3, F7.5.
+    """
+    boxes: dict[tuple[str, int], list[Tensor]] = {}
+    for index in indexes:
+        for tensor in index.tensors:
+            boxes.setdefault((tensor.item, index.rank), []).append(tensor)
+    for name, summary in manifest.items.items():
+        if manifest.world_size == 1:
+            found = item_digest(indexes[0].items[name], boxes.get((name, 0), ()))
+        else:
+            is_own = summary.kind == "per_rank"
+            is_common = not is_own and sum(name in index.items for index in indexes) == 1
+            shares = [
+                rank_share(
+                    (index.items[name].plain,) if name in index.items else None,
+                    boxes.get((name, index.rank), ()),
+                    tree_of=None if is_common else index.rank,
+                    boxes_of=index.rank if is_own else None,
+                )
+                for index in indexes
+            ]
+            found = joint_digest(summary.type, shares)
+        if found != summary.digest:
+            yield name, found
+
+
+def _check_items(manifest: Manifest, indexes: Sequence[Index]) -> None:
+    listed: set[str] = set()
+    for index in indexes:
+        listed |= index.items.keys()
+        strange = index.items.keys() - manifest.items.keys()
+        if strange:
+            raise _contradiction(manifest, index, "the manifest names other items")
+        for name, item in index.items.items():
+            if item.type != manifest.items[name].type:
+                raise _contradiction(manifest, index, f"item {name!r} has another type in the manifest")
+    if listed != manifest.items.keys():
+        raise _contradiction(manifest, indexes[0], "the manifest names other items")
+    for name, _ in other_digests(manifest, indexes):
+        raise _contradiction(manifest, indexes[0], f"item {name!r} has another digest in the manifest")
+
+
+def _is_owned(name: str, summary: ItemSummary, manifest: Manifest) -> bool:
+    """Return whether a state belongs to the ranks that saved it, and to no others.
+
+    The global random streams of a run of one process are that process's own, though nothing differed from them.
+    """
+    return summary.kind == "per_rank" or (name == STREAMS_ITEM and manifest.world_size == 1)
+
+
+def _whole(part: StoredBox) -> TensorSpec:
+    tensor = part.tensor
+    return TensorSpec(
+        tensor.name, tensor.dtype, tensor.global_shape, tensor.global_shape, (0,) * len(tensor.global_shape)
+    )
+
+
+def _tree(manifest: Manifest, indexes: Sequence[Index], name: str, rank: int | None) -> object:
+    """Return an item's plain tree for a rank; None stands for a rank that has no counterpart."""
+    if rank is not None and manifest.items[name].kind == "per_rank":
+        return _decoded(manifest, indexes[rank], name)
+    # What the rank itself saved comes first, where the ranks' trees contradict each other.
+    holders = sorted((index for index in indexes if name in index.items), key=lambda index: index.rank != rank)
+    return union_of_trees([_decoded(manifest, index, name) for index in holders])
+
+
+def _decoded(manifest: Manifest, index: Index, name: str) -> object:
+    path = generation_path(manifest.generation, index_name(index.rank, index.world_size))
+    return decode_plain(index.items[name].plain, where=f"{path}: {name}")
+
+
+def _ranks(manifest: Manifest) -> Iterable[int]:
+    # The world size is only a number that the manifest states: what it lists bounds the work.
+    return range(min(manifest.world_size, len(manifest.objects) + 1))
+
+
+def _read_text(storage: Storage, manifest: Manifest, rank: int, references: _References) -> bytes:
     name = index_name(rank, manifest.world_size)
-    reference = _reference(manifest, manifest.generation, name)
+    reference = _reference(manifest, references, manifest.generation, name)
     path = generation_path(manifest.generation, name)
     data = storage.read(path, limit_bytes=min(reference.size_bytes, INDEX_LIMIT_BYTES))
-    if digest_bytes(data) != reference.digest:
-        raise CorruptionError(
-            "an index does not match its manifest", where=path, expected=reference.digest, found=digest_bytes(data)
-        )
+    _check_digest(data, reference, path)
+    return data
+
+
+def _decode(manifest: Manifest, rank: int, data: bytes, references: _References) -> Index:
+    name = index_name(rank, manifest.world_size)
+    path = generation_path(manifest.generation, name)
+    _check_digest(data, _reference(manifest, references, manifest.generation, name), path)
     index = decode_index(data, where=path)
     if (index.generation, index.rank, index.world_size) != (manifest.generation, rank, manifest.world_size):
         raise CorruptionError("an index belongs to another generation or rank", where=path, found=index.generation)
     for entry in index.objects:
-        if entry != _reference(manifest, entry.generation, entry.name):
+        if entry != _reference(manifest, references, entry.generation, entry.name):
             raise CorruptionError("an index names another object than the manifest", where=path, found=entry)
     return index
 
 
-def other_digests(manifest: Manifest, index: Index) -> Iterator[tuple[str, str]]:
-    """Yield (item, digest as the index gives it) where the manifest states another; both name the same items."""
-    for name, item in index.items.items():
-        found = item_digest(item, [tensor for tensor in index.tensors if tensor.item == name])
-        if found != manifest.items[name].digest:
-            yield name, found
+def _check_digest(data: bytes, reference: ObjectReference, path: str) -> None:
+    found = digest_bytes(data)
+    if found != reference.digest:
+        raise CorruptionError(
+            "an index does not match its manifest", where=path, expected=reference.digest, found=found
+        )
 
 
-def _check_header(storage: Storage, manifest: Manifest, index: Index) -> None:
-    """Check the bytes of the data file's header; the index was checked for itself when it was decoded."""
-    if index.header_bytes > HEADER_LIMIT_BYTES:
-        raise _contradiction(manifest, index, f"a header of {index.header_bytes} bytes")
-    for reference in index.objects:
-        if reference.generation != index.generation:
-            continue
-        path = generation_path(reference.generation, reference.name)
-        header = bytearray(index.header_bytes)
-        storage.read_into(path, 0, memoryview(header))
-        found = digest_bytes(header)
-        if found != index.header_digest:
-            raise CorruptionError(
-                "a data file's header is damaged", where=path, expected=index.header_digest, found=found
-            )
+def _references(manifest: Manifest) -> _References:
+    return {(reference.generation, reference.name): reference for reference in manifest.objects}
 
 
-def _reference(manifest: Manifest, generation: str, name: str) -> ObjectReference:
-    for reference in manifest.objects:
-        if (reference.generation, reference.name) == (generation, name):
-            return reference
-    where = generation_path(manifest.generation, MANIFEST)
-    raise CorruptionError("a manifest does not name an object it needs", where=where, expected=name)
+def _reference(manifest: Manifest, references: _References, generation: str, name: str) -> ObjectReference:
+    found = references.get((generation, name))
+    if found is None:
+        where = generation_path(manifest.generation, MANIFEST)
+        raise CorruptionError("a manifest does not name an object it needs", where=where, expected=name)
+    return found
 
 
 def _contradiction(manifest: Manifest, index: Index, found: str) -> CorruptionError:

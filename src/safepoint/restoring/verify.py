@@ -211,8 +211,8 @@ def _check_ranks(manifest: Manifest, indexes: list[Index]) -> Iterator[Finding]:
         yield Finding(
             MANIFEST, "manifest and indexes name other items", str(sorted(manifest.items)), str(sorted(listed))
         )
-    elif manifest.world_size == 1:
-        for name, digest in other_digests(manifest, indexes[0]):
+    else:
+        for name, digest in other_digests(manifest, indexes):
             what = f"item {name!r} has another digest in the index"
             yield Finding(MANIFEST, what, manifest.items[name].digest, digest)
 

@@ -1,0 +1,109 @@
+"""What a restore can promise: everything that differs, of whatever rank, judged by the contract.
+
+Spec: C11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from safepoint.contract import Contract, Promise, Reason, check_contract, judge, lowest
+from safepoint.errors import Difference, MismatchError
+from safepoint.format.manifest import Conditions, Manifest
+from safepoint.restoring.match import Match
+from safepoint.restoring.together import Ranks, merged_findings
+from safepoint.restoring.validate import SavedState
+
+if TYPE_CHECKING:
+    # Restoring runs without torch, which a probe needs.
+    from safepoint.state.probe import Probe
+
+
+def find_promise(
+    saved: SavedState,
+    matched: Match,
+    *,
+    contract: Contract,
+    conditions: Conditions | None,
+    further: Callable[[Manifest], Sequence[Reason]],
+    ranks: Ranks,
+) -> Promise:
+    """Return the promise, the same on all ranks.
+
+    Args:
+        saved: The saved state.
+        matched: What is restored, and what differs in it.
+        contract: What is asked for.
+        conditions: Those of now; None compares nothing.
+        further: Gives reasons that only the caller knows.
+        ranks: The ranks.
+
+    Raises:
+        ContractError: The promise is less than the contract asks for.
+    """
+    reasons = ranks.joined(
+        lambda: _reasons(saved, matched, conditions, further(saved.manifest)), merged_findings, list[Reason]
+    )
+    if conditions is None:
+        return Promise("approximate", tuple(reasons))
+    promise = Promise(lowest(reason.level for reason in reasons), tuple(reasons))
+    asked_for = {reason.word for reason in matched.reasons if reason.word.endswith(".skipped")}
+    widened = Contract(contract.level, contract.permit | asked_for)  # type: ignore[operator]
+    check_contract(widened, promise, where=saved.manifest.generation)
+    return promise
+
+
+def with_probe(
+    promise: Promise, probe: Probe | None, manifest: Manifest, *, permitted: frozenset[str], ranks: Ranks
+) -> Promise:
+    """Return the promise with what the user's probe finds, which must be permitted.
+
+    Raises:
+        MismatchError: The numbers are others; the live objects hold the restored state.
+    """
+    differences = ranks.joined(
+        lambda: [] if probe is None else list(probe.compare(manifest.probe)), merged_findings, list[Difference]
+    )
+    if differences and "probe" not in permitted:
+        raise MismatchError(
+            "the restored state gives other numbers than the saved one",
+            where=manifest.generation,
+            expected=None if probe is None else f"equal within {probe.tolerance}",
+            differences=differences,
+            remedy="The live objects hold the restored state; find what it does not cover before training on.",
+        )
+    return lowered(
+        promise, [Reason("probe", "approximate", one.subject, one.saved, one.current) for one in differences]
+    )
+
+
+def lowered(promise: Promise, found: Sequence[Reason]) -> Promise:
+    """Return the promise with reasons that showed after the restore."""
+    return Promise(lowest([promise.level, *(reason.level for reason in found)]), (*promise.reasons, *found))
+
+
+def _reasons(
+    saved: SavedState, matched: Match, conditions: Conditions | None, further: Sequence[Reason]
+) -> list[Reason]:
+    reasons = [*matched.reasons, *further]
+    if conditions is None:
+        return reasons
+    names = {item.name for item in matched.items}
+    judged = judge(_of_items(saved.manifest.conditions, names), _of_items(conditions, names))
+    told = {reason.word for reason in judged.reasons}
+    # Where an item's own differences are listed, that its structure is another one says nothing more.
+    listed = {reason.word.split(".")[0] for reason in matched.reasons if "." in reason.word}
+    general = {f"{name}.{what}" for name in listed for what in ("structure", "parameters")}
+    found = [reason for reason in judged.reasons if reason.word not in general]
+    return [*found, *(reason for reason in reasons if reason.word not in told)]
+
+
+def _of_items(conditions: Conditions, names: set[str]) -> Conditions:
+    """Return the conditions without those of items that are left out or come later; a loader tells the batch."""
+    parts = {part: getattr(conditions, part) for part in ("structure", "configuration", "datasets")}
+    kept = {part: {name: one for name, one in named.items() if name in names} for part, named in parts.items()}
+    batch = conditions.global_batch if conditions.datasets.keys() <= names else None
+    return replace(conditions, global_batch=batch, **kept)

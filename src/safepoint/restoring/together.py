@@ -1,0 +1,129 @@
+"""The ranks of a job during a restore: every decision is one, and an error of one rank is that of all.
+
+1. What is read once comes from the leader; what every rank does is not done before all have done it.
+2. Each exchange has a topic of its own: they are counted, and all ranks make the same ones.
+3. One process exchanges nothing, and its errors stay as they were raised.
+
+Spec: C10.6, C11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from safepoint.contract import Reason
+from safepoint.errors import Difference
+from safepoint.group.agreement import join, lead
+from safepoint.group.base import Group
+from safepoint.group.solo import SoloGroup
+
+# How long a rank waits for the slowest one, which may be reading; a rank that is gone is known after that.
+DEADLINE_S = 1800.0
+
+Value = TypeVar("Value")
+Finding = TypeVar("Finding", Reason, Difference)
+
+
+class Ranks:
+    """Let the ranks of a job take the steps of restores together.
+
+    Args:
+        group: The ranks.
+        topic: The beginning of all topics; used by no other object, here or on another rank.
+        deadline_s: The longest wait for the slowest rank.
+    """
+
+    def __init__(self, group: Group | None = None, *, topic: str = "restore", deadline_s: float = DEADLINE_S) -> None:
+        self._group = group or SoloGroup()
+        self._topic = topic
+        self._deadline_s = deadline_s
+        self._count = 0
+        self._past: list[str] = []
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank."""
+        return self._group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return self._group.world_size
+
+    def led(self, act: Callable[[], Value], kind: type[Value]) -> Value:
+        """Let the leader act, and return what it found on every rank.
+
+        Raises:
+            SafepointError: What the leader's act raised, on every rank.
+        """
+        if self.world_size == 1:
+            return act()
+        topic = self._next_topic()
+        self._past.append(topic)
+        message = lead(self._group, topic, lambda: msgspec.msgpack.encode(act()), deadline_s=self._deadline_s)
+        return msgspec.msgpack.decode(message, type=kind)
+
+    def joined(self, act: Callable[[], Value], merge: Callable[[list[Value]], Value], kind: type[Value]) -> Value:
+        """Let every rank act, and return one value made of all on every rank.
+
+        Args:
+            act: What each rank does.
+            merge: Makes one of the values of all ranks, in their order; called on the leader.
+            kind: The type of a value.
+
+        Raises:
+            SafepointError: What the act of any rank raised, on every rank; its `where` begins with the rank.
+        """
+        if self.world_size == 1:
+            return act()
+        topic, past = self._next_topic(), list(self._past)
+        self._past.append(topic)
+
+        def merged(parts: list[bytes]) -> bytes:
+            return msgspec.msgpack.encode(merge([msgspec.msgpack.decode(part, type=kind) for part in parts]))
+
+        message = join(self._group, topic, lambda: msgspec.msgpack.encode(act()), merged, deadline_s=self._deadline_s)
+        # Every rank has come here, so nobody reads any more what was exchanged before.
+        for earlier in past:
+            self._group.settle(earlier)
+        self._past = [topic]
+        return msgspec.msgpack.decode(message, type=kind)
+
+    def all(self, act: Callable[[], Value]) -> Value:
+        """Let every rank act, and return what this one's act returned, once all have succeeded.
+
+        Raises:
+            SafepointError: What the act of any rank raised, on every rank; its `where` begins with the rank.
+        """
+        values: list[Value] = []
+        self.joined(lambda: values.append(act()), lambda parts: None, type(None))
+        return values[0]
+
+    def _next_topic(self) -> str:
+        self._count += 1
+        return f"{self._topic}/{self._count}"
+
+
+def merged_findings(parts: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """Return what the ranks found, each finding once; one that not every rank has names the ranks that have it."""
+    holders: dict[Finding, list[int]] = {}
+    for rank, found in enumerate(parts):
+        for one in dict.fromkeys(found):
+            holders.setdefault(one, []).append(rank)
+    return [one if len(ranks) == len(parts) else _of_ranks(one, ranks) for one, ranks in holders.items()]
+
+
+def merged_names(parts: Sequence[Sequence[str]]) -> list[str]:
+    """Return names that any rank has, in the order in which they first come."""
+    return list(dict.fromkeys(name for names in parts for name in names))
+
+
+def _of_ranks(one: Finding, ranks: list[int]) -> Finding:
+    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    subject = f"{one.subject} (rank {listed})"
+    if isinstance(one, Difference):
+        return Difference(one.word, subject, one.saved, one.current)
+    return Reason(one.word, one.level, subject, one.saved, one.current)

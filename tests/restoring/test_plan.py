@@ -1,0 +1,151 @@
+"""Saved boxes of any cut into targets of any cut: the bytes are those that the whole tensor has there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safepoint.errors import CorruptionError, InternalError
+from safepoint.format.extent import Box
+from safepoint.restoring.boxes import StoredBox, copy_overlap
+from safepoint.restoring.plan import largest_piece, paths_of, plan_reads
+from safepoint.restoring.read import read
+from tests.restoring.tiles import Array, Boxes, BoxMemory, CountingStorage, cut, part, store
+
+TYPES = {"uint8": "u1", "bfloat16": "<u2", "float32": "<f4", "float64": "<f8", "complex128": "<c16"}
+
+
+def numbered(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return an array whose elements all differ, as far as their type allows."""
+    return numpy.arange(int(numpy.prod(shape, dtype=int))).astype(TYPES[dtype]).reshape(shape)
+
+
+def folder() -> CountingStorage:
+    storage = CountingStorage()
+    storage.make_root()
+    storage.make_folder("f")
+    return storage
+
+
+def fill(storage: CountingStorage, stored: Sequence[StoredBox], boxes: Sequence[Box], element_bytes: int) -> Boxes:
+    target = Boxes([BoxMemory(box.offset, box.shape, element_bytes) for box in boxes])
+    read(storage, plan_reads({("model", "w"): stored}, {"model": {"w": target}}))
+    return target
+
+
+@given(
+    shape=st.lists(st.integers(0, 7), min_size=1, max_size=4).map(tuple),
+    dtype=st.sampled_from(sorted(TYPES)),
+    saved=st.integers(1, 9),
+    wanted=st.integers(1, 9),
+    rows=st.integers(1, 4),
+    seed=st.integers(0, 1 << 30),
+)
+def test_any_boxes_are_filled_from_any_other_boxes_as_numpy_slices_them(
+    shape: tuple[int, ...], dtype: str, saved: int, wanted: int, rows: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    storage, values = folder(), numbered(shape, dtype)
+    files = [f"f/{number}" for number in range(chance.randint(1, 3))]
+    stored = store(storage, "w", values, cut(shape, saved, chance), dtype=dtype, rows=rows, files=files)
+    boxes = cut(shape, wanted, chance)
+    boxes = boxes[: chance.randint(1, len(boxes))]
+    target = fill(storage, stored, boxes, values.itemsize)
+    for box, taken in zip(boxes, target.held, strict=True):
+        assert bytes(taken.data) == part(values, box).tobytes()
+        assert taken.commits == 1
+    assert len(set(storage.reads)) == len(storage.reads), "a chunk was read twice"
+    assert storage.reads == sorted(storage.reads)
+
+
+def test_a_rank_that_holds_nothing_reads_nothing() -> None:
+    storage, values = folder(), numbered((4, 3), "float32")
+    stored = store(storage, "w", values, [Box((0, 0), (4, 3))], dtype="float32", rows=4, files=["f/0"])
+    empty = fill(storage, stored, [Box((4, 0), (0, 3))], 4)
+    fill(storage, stored, [], 4)
+    assert storage.reads == []
+    assert empty.held[0].commits == 1
+
+
+def test_a_chunk_that_lies_in_one_run_is_read_in_place_and_any_other_one_through_the_buffer() -> None:
+    storage, values = folder(), numbered((8, 4), "float32")
+    stored = store(storage, "w", values, [Box((0, 0), (8, 4))], dtype="float32", rows=2, files=["f/0"])
+
+    def plan(*boxes: Box) -> int:
+        target = Boxes([BoxMemory(box.offset, box.shape, 4) for box in boxes])
+        return largest_piece(plan_reads({("model", "w"): stored}, {"model": {"w": target}}))
+
+    assert plan(Box((0, 0), (8, 4))) == 0
+    assert plan(Box((2, 0), (4, 4)), Box((0, 0), (2, 4))) == 0
+    # A boundary within a chunk, and columns: the whole chunk, and no more than one.
+    assert plan(Box((0, 0), (3, 4))) == 2 * 4 * 4
+    assert plan(Box((0, 1), (8, 2))) == 2 * 4 * 4
+
+
+def test_what_a_rank_reads_does_not_grow_with_the_number_of_ranks_that_saved() -> None:
+    values = numbered((256, 16), "float32")
+    read_by_rank = {}
+    for ranks in (1, 2, 4, 8, 16, 64):
+        storage = folder()
+        size = 256 // ranks
+        boxes = [Box((size * rank, 0), (size, 16)) for rank in range(ranks)]
+        files = [f"f/{rank}" for rank in range(ranks)]
+        stored = store(storage, "w", values, boxes, dtype="float32", rows=4, files=files)
+        # Of three ranks the second: its edges lie within chunks.
+        fill(storage, stored, [Box((86, 0), (85, 16))], 4)
+        read_by_rank[ranks] = storage.bytes_read
+    # Its own 85 rows, and what the chunks at both edges hold besides.
+    assert set(read_by_rank.values()) == {88 * 16 * 4}
+
+
+def test_only_the_files_that_hold_something_of_a_target_are_read() -> None:
+    storage, values = folder(), numbered((8, 2), "uint8")
+    boxes = [Box((2 * rank, 0), (2, 2)) for rank in range(4)]
+    stored = store(storage, "w", values, boxes, dtype="uint8", rows=2, files=[f"f/{rank}" for rank in range(4)])
+    target = Boxes([BoxMemory((3, 0), (2, 2), 1)])
+    assert paths_of(plan_reads({("model", "w"): stored}, {"model": {"w": target}})) == {"f/1", "f/2"}
+
+
+def test_a_target_that_no_stored_box_covers_is_damage_that_names_it() -> None:
+    storage, values = folder(), numbered((4, 3), "float32")
+    boxes = [Box((0, 0), (2, 3)), Box((3, 0), (1, 3))]
+    stored = store(storage, "w", values, boxes, dtype="float32", rows=4, files=["f/0"])
+    with pytest.raises(CorruptionError, match=r"model/w.*box at \[1, 0\] of shape \[3, 3\].*found 6"):
+        fill(storage, stored, [Box((1, 0), (3, 3))], 4)
+
+
+def test_a_target_outside_its_tensor_is_our_own_fault() -> None:
+    storage, values = folder(), numbered((4, 3), "float32")
+    stored = store(storage, "w", values, [Box((0, 0), (4, 3))], dtype="float32", rows=4, files=["f/0"])
+    for box in (Box((2, 0), (3, 3)), Box((0,), (4,))):
+        with pytest.raises(InternalError, match="outside"):
+            fill(storage, stored, [box], 4)
+
+
+def test_a_damaged_chunk_is_found_though_only_a_part_of_it_is_needed() -> None:
+    """Spec: C11.2"""
+    storage, values = folder(), numbered((4, 4), "uint8")
+    stored = store(storage, "w", values, [Box((0, 0), (4, 4))], dtype="uint8", rows=2, files=["f/0"])
+    data = bytearray(storage.read("f/0", limit_bytes=100))
+    data[7] ^= 1
+    storage.put("f/0", bytes(data))
+    target = Boxes([BoxMemory((0, 0), (4, 1), 1)])
+    with pytest.raises(CorruptionError, match="model/w, rows 0 to 2"):
+        read(storage, plan_reads({("model", "w"): stored}, {"model": {"w": target}}))
+    assert target.held[0].commits == 0
+
+
+def test_a_tensor_of_many_axes_is_cut_like_any_other() -> None:
+    shape = (2,) * 12 + (1,) * 28 + (3,)
+    flat = numpy.arange(3 << 12, dtype="u1")
+    inner = Box((0,) * 11 + (1,) + (0,) * 29, (2,) * 11 + (1,) * 29 + (2,))
+    whole = Box((0,) * 41, shape)
+    taken = bytearray(2 << 11)
+    copy_overlap(memoryview(flat.tobytes()), whole, memoryview(taken), inner, 1)
+    expected = flat.reshape((2,) * 12 + (3,))[..., 1, 0:2]
+    assert bytes(taken) == expected.tobytes()
