@@ -1,4 +1,4 @@
-"""Restores by ranks as threads, of checkpoints written by hand: what each rank holds, and what it sees of the storage."""
+"""Restores by ranks as threads, of checkpoints by hand: what each rank holds, and what it sees of the storage."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def run_of(*steps: int, world_size: int, cut: Cut = by_rows) -> MemoryStorage:
 
 @dataclass(slots=True)
 class View:
-    """What one rank sees of a storage: some objects are not there, of others a byte is another one. Logs what is read."""
+    """What one rank sees of a storage: objects that are not there, or with another byte. Logs what is read."""
 
     storage: MemoryStorage
     hidden: str = ""
