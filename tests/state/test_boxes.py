@@ -201,3 +201,17 @@ def test_naming_boxes_starts_no_collective_and_draws_nothing(monkeypatch: pytest
         assert target.tensor.placements == tensor.placements
         assert torch.equal(local_of(target.tensor), whole((9, 3))[:5, 2:])
         assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_state_of_another_shape_than_its_parameter_is_held_whole_by_each_rank() -> None:
+    with rank_of(1, 2):
+        parameter = distribute_tensor(whole((9, 3)), mesh_of((2,)), [Shard(0)], src_data_rank=None)
+        row = new_target(spec_of("row", torch.empty(9, 1)), torch.device("cpu"), "optimizer", like=parameter)
+        assert not isinstance(row, NewTensorTarget)
+        (box,) = row.boxes()
+        box.memory()[:] = whole((9, 1)).numpy().tobytes()
+        box.commit()
+        # torch computes with a distributed and a plain tensor only where that has one element.
+        assert torch.equal(local_of(parameter + row.tensor), (whole((9, 3)) + whole((9, 1)))[5:])
+        number = new_target(spec_of("count", torch.empty(1)), torch.device("cpu"), "optimizer", like=parameter)
+        assert isinstance(number, NewTensorTarget)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from safepoint.format.plain import Shared, TensorLeaf, ViewLeaf
+from safepoint.format.plain import Same, Shared, TensorLeaf, ViewLeaf
 from safepoint.state.groups import ordered
 from safepoint.state.shards import local_of
 from safepoint.state.tensors import write_into
@@ -73,6 +73,15 @@ def leaves_of(plain: Any) -> list[TensorLeaf | ViewLeaf]:
     if isinstance(plain, list | tuple):
         return [leaf for value in plain for leaf in leaves_of(value)]
     return []
+
+
+def is_shared(plain: Any) -> bool:
+    """Return whether a plain tree holds a value that stands in several places, of which this tree may be only one."""
+    if isinstance(plain, Shared | Same):
+        return True
+    if isinstance(plain, dict):
+        return any(is_shared(value) for value in plain.values())
+    return isinstance(plain, list | tuple) and any(is_shared(value) for value in plain)
 
 
 def unshared_names(states: Mapping[str, Any]) -> set[str]:

@@ -7,7 +7,7 @@
 3. dtype and device kind of each state tensor are its own, whatever those of its parameter. State that lay on its
    parameter's kind of device follows the parameter.
 4. A live state tensor that fits is filled in place; a tensor option (a capturable `lr`) too. Any other is made anew:
-   divided over the ranks like its parameter, if that is.
+   divided over the ranks like its parameter, if that is. The state of a parameter that is not here is not read.
 5. An optimizer whose class overrides `state_dict` may keep more than `state` and `param_groups`: what it adds there is
    stored as well and handed back through its `load_state_dict`, before rules 1 to 4 set the rest exactly.
 """
@@ -32,7 +32,7 @@ from safepoint.state.groups import (
     recorded_order,
 )
 from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
-from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
+from safepoint.state.merging import is_shared, leaves_of, merge_state, reorder, set_option, set_step, unshared_names
 from safepoint.state.optimizer_tree import NOT_OPTIONS, SavedOptimizer, parse_optimizer, states_of
 from safepoint.state.rebuild import Rebuilder, to_kind
 from safepoint.state.shards import ShardTarget, captured, new_target, scatter, target_in
@@ -143,7 +143,10 @@ class OptimizerItem:
         owners = self._owners(parsed, saved.plain)
         dense = {leaf.name for leaf in leaves_of(saved.plain) if isinstance(leaf, TensorLeaf)}
         self._targets = {}
+        absent = {leaf.name for name in self._absent(parsed) for leaf in leaves_of(parsed.states[name])}
         for name, spec in saved.specs.items():
+            if name in absent:
+                continue
             kind, parameter, saved_kind = owners.get(name, ("cpu", None, ""))
             device = parameter.device if parameter is not None and kind == saved_kind else _device(kind)
             here = live.get(name) if name in exact else None
@@ -166,7 +169,10 @@ class OptimizerItem:
         kinds = {name: kind for group in groups for name, kind in zip(group.parameters, group.devices, strict=True)}
         named = self._parameters()
         state: dict[str, Any] = {}
+        absent = self._absent(parsed)
         for name, value in parsed.states.items():
+            if name in absent:
+                continue
             current[0] = (named.get(name), kinds.get(name, ""))
             state[name] = _divided(rebuilder.build(value), named.get(name), f"{self._name}.state.{name}")
         current[0] = (None, "")
@@ -260,6 +266,11 @@ class OptimizerItem:
         stray = [name for name in saved.states if name not in known]
         if stray:
             raise malformed(f"{self._name}.state", "parameters of the groups", ", ".join(stray[:4]))
+
+    def _absent(self, saved: SavedOptimizer) -> set[str]:
+        """Return the parameters whose state is not read, because they are on other ranks, or nowhere any more."""
+        named = self._parameters()
+        return {name for name, value in saved.states.items() if name not in named and not is_shared(value)}
 
     def _owners(self, saved: SavedOptimizer, plain: Any) -> dict[str, tuple[str, torch.Tensor | None, str]]:
         """Return for each stored tensor the device kind it was on, its parameter, and that one's kind at the save."""
