@@ -238,3 +238,31 @@ def test_values_that_are_not_finite_are_counted_apart() -> None:
 )
 def test_a_scalar_is_shown_as_a_number(dtype: str, data: bytes, text: str) -> None:
     assert scalar_text(dtype, data) == text
+
+
+def test_boxes_of_a_tensor_that_contradict_each_other_are_damage(storage: MemoryStorage) -> None:
+    def part(offset: int, dtype: str, data: bytes) -> dict[str, dict[str, Values]]:
+        return {"model": {"w": Values(dtype, (2,), data, global_shape=(4,), offset=(offset,))}}
+
+    whole = [part(0, "float32", bytes(8)), part(2, "float32", bytes(8))]
+    other = [part(0, "float32", bytes(8)), part(2, "float64", bytes(16))]
+    write_generation(storage, 1, chain=CHAIN, ranks=whole, kinds={"model": "sharded"})
+    write_generation(storage, 2, chain=CHAIN, ranks=other, kinds={"model": "sharded"})
+    assert compare(storage, 1, 1).is_equal
+    with pytest.raises(CorruptionError, match="contradict"):
+        compare(storage)
+
+
+def test_trees_that_differ_by_rank_are_compared_as_the_whole_that_they_make(storage: MemoryStorage) -> None:
+    for step, value in ((1, 5), (2, 6)):
+        trees = [{"model": encode_plain({"a": 1})}, {"model": encode_plain({"b": value})}]
+        write_generation(storage, step, chain=CHAIN, ranks=[{"model": {}}, {}], plain_of_ranks=trees)
+    assert [one.difference for one in compare(storage).plain] == [LeafDifference("b", "5", "6")]
+
+
+def test_what_one_process_and_what_several_ranks_saved_is_equal_where_the_values_are(storage: MemoryStorage) -> None:
+    boxes = [Values("float32", (1,), struct.pack("<f", n), global_shape=(2,), offset=(n,)) for n in range(2)]
+    write_generation(storage, 1, chain=CHAIN, items={"model": {"w": floats(0.0, 1.0)}})
+    ranks = [{"model": {"w": box}} for box in boxes]
+    write_generation(storage, 2, chain=CHAIN, ranks=ranks, kinds={"model": "sharded"})
+    assert compare(storage).is_equal

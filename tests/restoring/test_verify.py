@@ -202,6 +202,30 @@ def test_an_item_that_was_exchanged_with_its_index_is_found(storage: MemoryStora
     assert "another digest in the index" in said(verify(storage, name))
 
 
+def test_an_item_of_several_ranks_that_was_exchanged_is_found_though_it_is_spread_over_their_indexes(
+    storage: MemoryStorage,
+) -> None:
+    """Spec: F7.5"""
+    boxes = [Values("float32", (1,), floats(1.0).data, global_shape=(2,), offset=(n,)) for n in range(2)]
+    ranks = [{"model": {"w": box}, "rng": {"state": integers(n)}} for n, box in enumerate(boxes)]
+    kinds = {"model": "sharded", "rng": "per_rank"}
+    name = write_generation(storage, 1, chain=CHAIN, ranks=ranks, kinds=kinds)
+    assert verify(storage, name).holds
+    path = generation_path(name, "manifest.json")
+    manifest = unseal(storage.read(path, limit_bytes=LIMIT), Manifest, where=path)
+    for item in ("model", "rng"):
+        items = {**manifest.items, item: _replace(manifest.items[item], digest="f" * 32)}
+        storage.put(path, seal(_replace(manifest, items=items)))
+        assert f"item '{item}' has another digest in the index" in said(verify(storage, name))
+
+
+def test_a_tensor_of_an_item_that_the_manifest_does_not_name_is_found(storage: MemoryStorage) -> None:
+    ranks = [{"model": {"w": floats(1.0)}}, {"ghost": {"w": floats(1.0)}}]
+    trees = [{"model": None}, {}]
+    name = write_generation(storage, 1, chain=CHAIN, ranks=ranks, plain_of_ranks=trees)
+    assert "no item of the manifest" in said(verify(storage, name))
+
+
 def _entries(change: Callable[[dict[str, dict[str, object]]], object]) -> Callable[[bytes], bytes]:
     def changed(header: bytes) -> bytes:
         entries = json.loads(header[8:])

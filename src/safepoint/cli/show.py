@@ -25,7 +25,7 @@ from safepoint.contract import plain_text
 from safepoint.errors import CorruptionError, NotFoundError
 from safepoint.format.index import Tensor
 from safepoint.format.manifest import Manifest
-from safepoint.restoring.validate import read_index
+from safepoint.restoring.validate import read_indexes
 
 
 def register(app: typer.Typer) -> None:
@@ -90,9 +90,7 @@ def _reason(generation: Generation) -> str:
 
 
 def _read_tensors(source: Source, manifest: Manifest) -> list[tuple[int, Tensor]]:
-    ranks = min(manifest.world_size, len(manifest.objects))
-    indexes = [read_index(source.storage, manifest, rank=rank) for rank in range(ranks)]
-    return [(index.rank, tensor) for index in indexes for tensor in index.tensors]
+    return [(index.rank, tensor) for index in read_indexes(source.storage, manifest) for tensor in index.tensors]
 
 
 def _print_manifest(manifest: Manifest) -> None:

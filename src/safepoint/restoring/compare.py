@@ -15,12 +15,13 @@ from safepoint.catalog import Generation
 from safepoint.errors import CorruptionError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
-from safepoint.format.extent import Box, check_tiling, element_count
+from safepoint.format.extent import Box, element_count
 from safepoint.format.index import Chunk, Index, Tensor
 from safepoint.format.manifest import Manifest
-from safepoint.format.names import generation_path
 from safepoint.format.plain import decode_plain
+from safepoint.restoring.boxes import StoredBox, boxes_by_tensor, check_boxes, copy_overlap, element_bytes_of
 from safepoint.restoring.trees import LeafDifference, differing_values
+from safepoint.restoring.union import union_of_trees
 from safepoint.restoring.validate import read_indexes
 from safepoint.restoring.values import Distance, measure
 from safepoint.storage.base import Storage
@@ -79,12 +80,15 @@ class _Part:
     """Name one box of a tensor and where its bytes lie."""
 
     storage: Storage
-    tensor: Tensor
-    paths: tuple[str, ...]
+    stored: StoredBox
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.stored.tensor
 
     @property
     def row_bytes(self) -> int:
-        return element_count(self.tensor.shape[1:]) * DTYPES[self.tensor.dtype].size_bytes
+        return element_count(self.tensor.shape[1:]) * element_bytes_of(self.tensor)
 
 
 def compare_checkpoints(
@@ -117,18 +121,13 @@ def _open(storage: Storage, generation: Generation) -> _Side:
 
 def _parts(side: _Side, items: list[str]) -> dict[Key, list[_Part]]:
     found: dict[Key, list[_Part]] = {}
-    for index in side.indexes:
-        paths = tuple(generation_path(entry.generation, entry.name) for entry in index.objects)
-        for tensor in index.tensors:
-            if tensor.item not in items:
-                continue
-            is_per_rank = side.manifest.items[tensor.item].kind == "per_rank"
-            name = f"{tensor.name} of rank {index.rank}" if is_per_rank else tensor.name
-            found.setdefault((tensor.item, name), []).append(_Part(side.storage, tensor, paths))
-    for (item, name), parts in found.items():
-        boxes = [Box(part.tensor.offset, part.tensor.shape) for part in parts]
-        check_tiling(parts[0].tensor.global_shape, boxes, where=f"{side.manifest.generation}: {item}/{name}")
-        parts.sort(key=lambda part: part.tensor.offset)
+    for key, boxes in boxes_by_tensor(side.manifest, side.indexes).items():
+        if key.item in items:
+            check_boxes(boxes, where=f"{side.manifest.generation}: {key}")
+            name = str(key).removeprefix(f"{key.item}/")
+            parts = [_Part(side.storage, one) for one in boxes if element_count(one.tensor.shape)]
+            parts = parts or [_Part(side.storage, boxes[0])]
+            found[key.item, name] = sorted(parts, key=lambda part: part.tensor.offset)
     return found
 
 
@@ -152,12 +151,11 @@ def _compare_tensor(item: str, name: str, first: list[_Part], second: list[_Part
     if one.global_shape != other.global_shape:
         return TensorComparison(item, name, "shape", *sides, count)
     distance = Distance()
-    if [_box(part) for part in first] == [_box(part) for part in second]:
+    if [part.stored.box for part in first] == [part.stored.box for part in second]:
         for part, counterpart in zip(first, second, strict=True):
             distance = distance.joined(_compare_box(part, counterpart))
     else:
-        size_bytes = DTYPES[one.dtype].size_bytes
-        distance = measure(one.dtype, size_bytes, _assembled(first), _assembled(second))
+        distance = measure(one.dtype, element_bytes_of(one), _assembled(first), _assembled(second))
     return TensorComparison(item, name, "values" if distance.differing else "equal", *sides, count, distance)
 
 
@@ -186,20 +184,18 @@ def _compare_box(first: _Part, second: _Part) -> Distance:
 
 def _assembled(parts: list[_Part]) -> memoryview:
     """Return a whole tensor, put together from its boxes."""
-    import numpy
-
-    size_bytes = DTYPES[parts[0].tensor.dtype].size_bytes
-    whole = numpy.zeros((*parts[0].tensor.global_shape, size_bytes), dtype=numpy.uint8)
+    tensor = parts[0].tensor
+    element_bytes = element_bytes_of(tensor)
+    box = Box((0,) * len(tensor.global_shape), tensor.global_shape)
+    whole = memoryview(bytearray(element_count(tensor.global_shape) * element_bytes))
     for part in parts:
-        data = b"".join(_read_chunk(part, chunk) for chunk in part.tensor.chunks)
-        box = numpy.frombuffer(data, dtype=numpy.uint8).reshape(*part.tensor.shape, size_bytes)
-        place = zip(part.tensor.offset, part.tensor.shape, strict=True)
-        whole[tuple(slice(start, start + length) for start, length in place)] = box
-    return whole.reshape(-1).data
+        for chunk in part.tensor.chunks:
+            copy_overlap(_read_chunk(part, chunk), part.stored.box_of(chunk), whole, box, element_bytes)
+    return whole
 
 
 def _read_chunk(part: _Part, chunk: Chunk) -> memoryview:
-    path = part.paths[chunk.object]
+    path = part.stored.paths[chunk.object]
     memory = memoryview(bytearray(chunk.size_bytes))
     part.storage.read_into(path, chunk.offset_bytes, memory)
     found = digest_bytes(memory)
@@ -222,7 +218,7 @@ def _compare_plain(first: _Side, second: _Side, items: list[str]) -> Iterator[Pl
 
 
 def _plain_trees(side: _Side, item: str) -> dict[str, object]:
-    """Return an item's plain tree, by rank where each has its own."""
+    """Return an item's plain tree, by rank where each has its own; trees of parts are put together."""
     trees = {
         index.rank: decode_plain(index.items[item].plain, where=f"{side.manifest.generation}: {item}")
         for index in side.indexes
@@ -230,11 +226,7 @@ def _plain_trees(side: _Side, item: str) -> dict[str, object]:
     }
     if side.manifest.items[item].kind == "per_rank":
         return {f"rank {rank}": tree for rank, tree in trees.items()}
-    return {"": next(iter(trees.values()))} if trees else {}
-
-
-def _box(part: _Part) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return part.tensor.offset, part.tensor.shape
+    return {"": union_of_trees(list(trees.values()))} if trees else {}
 
 
 def _described(parts: list[_Part]) -> str:

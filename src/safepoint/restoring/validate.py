@@ -28,7 +28,7 @@ from safepoint.storage.base import Storage
 
 HEADER_LIMIT_BYTES = 100_000_000
 
-_References = Mapping[tuple[str, str], ObjectReference]
+References = Mapping[tuple[str, str], ObjectReference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def read_index_texts(storage: Storage, manifest: Manifest) -> list[bytes]:
 
     Spec: C11.
     """
-    references = _references(manifest)
+    references = references_of(manifest)
     return [_read_text(storage, manifest, rank, references) for rank in _ranks(manifest)]
 
 
@@ -105,7 +105,7 @@ def decode_indexes(manifest: Manifest, texts: Sequence[bytes]) -> Iterator[Index
 
     Spec: C11.
     """
-    references = _references(manifest)
+    references = references_of(manifest)
     if len(texts) != manifest.world_size:
         found = f"{len(texts)} of {manifest.world_size} indexes"
         raise CorruptionError("not every rank has an index", where=manifest.generation, found=found)
@@ -118,16 +118,26 @@ def read_indexes(storage: Storage, manifest: Manifest) -> list[Index]:
     return list(decode_indexes(manifest, read_index_texts(storage, manifest)))
 
 
-def read_index(storage: Storage, manifest: Manifest, *, rank: int = 0) -> Index:
+def read_index(storage: Storage, manifest: Manifest, references: References, *, rank: int) -> Index:
     """Return a rank's index, having checked it against the manifest's size and digest.
+
+    Args:
+        storage: Where the run lies.
+        manifest: The manifest.
+        references: What `references_of` returned for it.
+        rank: Whose index.
 
     Raises:
         CorruptionError: It is damaged, or it is not the one that the manifest names.
 
     Spec: C11.
     """
-    references = _references(manifest)
     return _decode(manifest, rank, _read_text(storage, manifest, rank, references), references)
+
+
+def references_of(manifest: Manifest) -> References:
+    """Return the objects of a manifest by generation and name."""
+    return {(reference.generation, reference.name): reference for reference in manifest.objects}
 
 
 def check_headers(storage: Storage, saved: SavedState, paths: Collection[str] | None = None) -> None:
@@ -239,7 +249,7 @@ def _ranks(manifest: Manifest) -> Iterable[int]:
     return range(min(manifest.world_size, len(manifest.objects) + 1))
 
 
-def _read_text(storage: Storage, manifest: Manifest, rank: int, references: _References) -> bytes:
+def _read_text(storage: Storage, manifest: Manifest, rank: int, references: References) -> bytes:
     name = index_name(rank, manifest.world_size)
     reference = _reference(manifest, references, manifest.generation, name)
     path = generation_path(manifest.generation, name)
@@ -248,7 +258,7 @@ def _read_text(storage: Storage, manifest: Manifest, rank: int, references: _Ref
     return data
 
 
-def _decode(manifest: Manifest, rank: int, data: bytes, references: _References) -> Index:
+def _decode(manifest: Manifest, rank: int, data: bytes, references: References) -> Index:
     name = index_name(rank, manifest.world_size)
     path = generation_path(manifest.generation, name)
     _check_digest(data, _reference(manifest, references, manifest.generation, name), path)
@@ -269,11 +279,7 @@ def _check_digest(data: bytes, reference: ObjectReference, path: str) -> None:
         )
 
 
-def _references(manifest: Manifest) -> _References:
-    return {(reference.generation, reference.name): reference for reference in manifest.objects}
-
-
-def _reference(manifest: Manifest, references: _References, generation: str, name: str) -> ObjectReference:
+def _reference(manifest: Manifest, references: References, generation: str, name: str) -> ObjectReference:
     found = references.get((generation, name))
     if found is None:
         where = generation_path(manifest.generation, MANIFEST)

@@ -21,7 +21,6 @@ from safepoint.catalog import Generation, read_verified
 from safepoint.errors import CorruptionError, ObjectExistsError, ObjectMissingError
 from safepoint.format.digest import running_digest
 from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, check_seal, seal
-from safepoint.format.extent import Box, check_tiling
 from safepoint.format.index import Index, ObjectReference
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import MANIFEST, VERIFIED, generation_path, is_data_name
@@ -29,8 +28,9 @@ from safepoint.format.plain import decode_plain
 from safepoint.format.records import VerifiedRecord
 from safepoint.format.version import FORMAT_VERSION
 from safepoint.joining.claim import utc_text
+from safepoint.restoring.boxes import boxes_by_tensor, check_boxes
 from safepoint.restoring.header import check_header
-from safepoint.restoring.validate import HEADER_LIMIT_BYTES, other_digests, read_index
+from safepoint.restoring.validate import HEADER_LIMIT_BYTES, other_digests, read_index, references_of
 from safepoint.storage.base import Storage
 
 BUFFER_BYTES = 8 << 20
@@ -171,10 +171,11 @@ def note_verified(storage: Storage, verification: Verification, *, run: str, amb
 def _read_indexes(storage: Storage, manifest: Manifest, findings: list[Finding]) -> Iterator[Index]:
     """Yield the indexes that can be read. The manifest's own list bounds the work, not the world size it states."""
     names = sorted(entry.name for entry in manifest.objects if entry.generation == manifest.generation)
+    references = references_of(manifest)
     for name in (name for name in names if not is_data_name(name)):
         rank = int(name.split("-")[1])
         try:
-            index = read_index(storage, manifest, rank=rank)
+            index = read_index(storage, manifest, references, rank=rank)
             for item, held in index.items.items():
                 decode_plain(held.plain, where=f"{name}: {item}")
         except ObjectMissingError:
@@ -192,20 +193,16 @@ def _check_ranks(manifest: Manifest, indexes: list[Index]) -> Iterator[Finding]:
         yield Finding(MANIFEST, "not every rank has an index", str(manifest.world_size), str(own))
     if len(indexes) != manifest.world_size:
         return
-    boxes: dict[tuple[str, str], tuple[tuple[int, ...], list[Box]]] = {}
-    for index in indexes:
-        for tensor in index.tensors:
-            summary = manifest.items.get(tensor.item)
-            if summary is not None and summary.kind == "per_rank":
-                key = tensor.item, f"{tensor.name} of rank {index.rank}"
-            else:
-                key = tensor.item, tensor.name
-            boxes.setdefault(key, (tensor.global_shape, []))[1].append(Box(tensor.offset, tensor.shape))
-    for (item, name), (shape, found) in boxes.items():
+    try:
+        boxes = boxes_by_tensor(manifest, indexes)
+    except CorruptionError as exc:
+        yield replace(_finding_of(exc, MANIFEST), file=MANIFEST)
+        return
+    for key, parts in boxes.items():
         try:
-            check_tiling(shape, found, where=f"{item}/{name}")
+            check_boxes(parts, where=str(key))
         except CorruptionError as exc:
-            yield replace(_finding_of(exc, MANIFEST), file=MANIFEST, tensor=f"{item}/{name}")
+            yield replace(_finding_of(exc, MANIFEST), file=MANIFEST, tensor=str(key))
     listed = {item for index in indexes for item in index.items}
     if listed != manifest.items.keys():
         yield Finding(
