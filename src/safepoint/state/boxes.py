@@ -46,22 +46,30 @@ class _Run:
     length: int
 
 
-def held_boxes(shape: Shape, cuts: Sequence[Cut]) -> list[LocalBox]:
-    """Return the boxes that are left of a tensor after the cuts, in the order of the local memory.
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Hold what is left of a tensor: the shape of the local memory, and its boxes in the order of that memory.
 
-    A rank that is left with nothing holds none; a tensor that has no elements is held as one box.
+    A rank that is left with nothing holds no box; a tensor that has no elements is held as one box.
     """
+
+    shape: Shape
+    boxes: tuple[LocalBox, ...]
+
+
+def share_of(shape: Shape, cuts: Sequence[Cut]) -> Share:
+    """Return what is left of a tensor of this shape after the cuts."""
+    held = [[_Run(0, 0, length)] for length in shape]
+    for cut in cuts:
+        held[cut.axis] = list(_kept(held[cut.axis], cut))
+    local = tuple(sum(run.length for run in runs) for runs in held)
     if math.prod(shape) == 0:
-        return [LocalBox((0,) * len(shape), shape, (0,) * len(shape))]
-    return [
+        return Share(local, (LocalBox((0,) * len(shape), shape, (0,) * len(shape)),))
+    boxes = (
         LocalBox(tuple(run.begin for run in runs), tuple(run.length for run in runs), tuple(run.start for run in runs))
-        for runs in product(*_runs(shape, cuts))
-    ]
-
-
-def local_shape(shape: Shape, cuts: Sequence[Cut]) -> Shape:
-    """Return the shape of the local memory after the cuts."""
-    return tuple(sum(run.length for run in runs) for runs in _runs(shape, cuts))
+        for runs in product(*held)
+    )
+    return Share(local, tuple(boxes))
 
 
 def in_order_of_cutting(cuts: Sequence[Cut]) -> list[Cut] | None:
@@ -81,13 +89,6 @@ def in_order_of_cutting(cuts: Sequence[Cut]) -> list[Cut] | None:
             return None
         made.insert(place, replace(cut, factor=1))
     return made
-
-
-def _runs(shape: Shape, cuts: Sequence[Cut]) -> list[list[_Run]]:
-    held = [[_Run(0, 0, length)] for length in shape]
-    for cut in cuts:
-        held[cut.axis] = list(_kept(held[cut.axis], cut))
-    return held
 
 
 def _kept(runs: Sequence[_Run], cut: Cut) -> Iterator[_Run]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from safepoint.errors import RequestError
-from safepoint.state.boxes import Cut, LocalBox, held_boxes, in_order_of_cutting, local_shape
+from safepoint.state.boxes import Cut, LocalBox, in_order_of_cutting, share_of
 from safepoint.state.item import BoxTarget, CapturedTensor, TensorSpec
 from safepoint.state.tensors import (
     InPlaceTarget,
@@ -103,29 +103,31 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         return local.detach()
 
 
-def boxes_of(tensor: torch.Tensor, path: str) -> list[LocalBox]:
+def boxes_of(tensor: torch.Tensor, path: str) -> tuple[LocalBox, ...]:
     """Return the boxes that this rank holds of a distributed tensor; a rank outside of its mesh holds none.
 
     Raises:
-        RequestError: By path: a placement is neither Shard nor Replicate, or the local memory cannot be stored or has
-            another shape than the placements say.
+        RequestError: By path: a placement is neither Shard nor Replicate, or the local memory has another shape than
+            the placements say.
     """
     distributed: Any = tensor
     _check_placements(tensor, path)
     coordinate = distributed.device_mesh.get_coordinate()
     if coordinate is None:
-        return []
+        return ()
     local, whole = local_of(tensor), tuple(tensor.shape)
-    check_storable(local, path)
     cuts = _cuts(distributed, coordinate)
-    expected = local_shape(whole, cuts)
-    for reading in (cuts, in_order_of_cutting(cuts)):
-        if reading is not None and _is_of_shape(local, local_shape(whole, reading)):
-            return held_boxes(whole, reading)
+    share = share_of(whole, cuts)
+    if _is_of_shape(local, share.shape):
+        return share.boxes
+    reading = in_order_of_cutting(cuts)
+    other = None if reading is None else share_of(whole, reading)
+    if other is not None and _is_of_shape(local, other.shape):
+        return other.boxes
     raise RequestError(
         "a distributed tensor contradicts its placements, so it is not known which part a rank holds",
         where=path,
-        expected=f"a local tensor of shape {expected}",
+        expected=f"a local tensor of shape {share.shape}",
         found=f"{tuple(local.shape)} with {distributed.placements} of shape {whole}",
         remedy="Make it with distribute_tensor(), or give DTensor.from_local() the true shape and stride.",
     )
@@ -135,10 +137,12 @@ def check_held(tensor: torch.Tensor, path: str) -> None:
     """Refuse a distributed tensor that has no exact stored form here.
 
     Raises:
-        RequestError: By path, as `boxes_of` does; or it is 0-dim, thus a value of the plain tree, and this rank has no
-            value.
+        RequestError: By path: a placement is neither Shard nor Replicate, the local memory cannot be stored, or the
+            tensor is 0-dim, thus a value of the plain tree, and this rank has no value.
     """
-    if not boxes_of(tensor, path) and tensor.dim() == 0:
+    _check_placements(tensor, path)
+    check_storable(local_of(tensor), path)
+    if tensor.dim() == 0 and not _is_within_mesh(tensor):
         raise RequestError(
             "a distributed number has no value on this rank",
             where=path,
@@ -205,7 +209,7 @@ def new_target(
         return ShardTarget(boxes_of(like, path), lambda: _empty_like(like, dtype), dtype)
     if shape == (1,):
         return NewTensorTarget(spec, device)
-    held = held_boxes(shape, ()) if _is_within_mesh(like) else []
+    held = share_of(shape, ()).boxes if _is_within_mesh(like) else ()
     return ShardTarget(held, lambda: _empty_replica(like, shape, dtype), dtype)
 
 
