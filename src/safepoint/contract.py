@@ -250,17 +250,42 @@ def _is_tagged(form: dict[str, Any]) -> bool:
 def _batch_reasons(saved: Conditions, current: Conditions) -> list[Reason]:
     reasons = []
     same_batch = saved.global_batch == current.global_batch
-    kept: Level = "same_data" if same_batch and saved.global_batch is not None else "approximate"
+    per_update = [_samples_per_update(saved, current), _samples_per_update(current, saved)]
+    is_update_kept = None not in per_update and per_update[0] == per_update[1]
+    kept: Level = "same_data" if is_update_kept or (same_batch and saved.global_batch is not None) else "approximate"
     if saved.world_size != current.world_size:
         sizes = str(saved.world_size), str(current.world_size)
         reasons.append(Reason("world_size", kept, "world size", *sizes))
+        reasons += _update_reasons(saved, current)
     if not same_batch:
         batches = str(saved.global_batch), str(current.global_batch)
-        reasons.append(Reason("global_batch", "approximate", "global batch", *batches))
+        level: Level = kept if is_update_kept else "approximate"
+        reasons.append(Reason("global_batch", level, "global batch", *batches))
     if None not in (saved.accumulation, current.accumulation) and saved.accumulation != current.accumulation:
         windows = str(saved.accumulation), str(current.accumulation)
         reasons.append(Reason("accumulation", kept, "microbatches per update", *windows))
     return reasons
+
+
+def _update_reasons(saved: Conditions, current: Conditions) -> list[Reason]:
+    """Return what an update means on another number of ranks, where that is known and another thing."""
+    before, now = _samples_per_update(saved, current), _samples_per_update(current, saved)
+    if before is None or now is None or current.global_batch is None or before == now:
+        return []
+    windows, rest = divmod(before, current.global_batch)
+    advice = f"accumulation={windows} keeps them" if windows and not rest else "no accumulation keeps them"
+    reasons = [Reason("global_batch", "approximate", "samples per update", str(before), f"{now} ({advice})")]
+    if any(setting.get("kind") == "scheduler" for setting in saved.configuration.values()):
+        of = "samples between two steps of a schedule that counts updates"
+        reasons.append(Reason("global_batch", "approximate", of, str(before), str(now)))
+    return reasons
+
+
+def _samples_per_update(conditions: Conditions, other: Conditions) -> int | None:
+    """Return what one update consumes over all ranks; an accumulation that is not known is taken to be the other's."""
+    if conditions.global_batch is None:
+        return None
+    return conditions.global_batch * (conditions.accumulation or other.accumulation or 1)
 
 
 def _environment_reasons(saved: Mapping[str, str], current: Mapping[str, str]) -> list[Reason]:

@@ -117,6 +117,26 @@ def test_another_world_size_keeps_the_data_only_when_the_global_batch_is_known_a
     assert judge(SAVED, changed(world_size=8, global_batch=64)).level == "approximate"
 
 
+def test_another_world_size_says_what_an_update_becomes_and_how_to_keep_it() -> None:
+    expected = [
+        ("world_size", "approximate", "world size", "4", "2"),
+        ("global_batch", "approximate", "samples per update", "64", "32 (accumulation=4 keeps them)"),
+        ("global_batch", "approximate", "samples between two steps of a schedule that counts updates", "64", "32"),
+        ("global_batch", "approximate", "global batch", "32", "16"),
+    ]
+    assert told(changed(world_size=2, global_batch=16)) == expected
+    # An accumulation that is not declared is taken to stay as it was.
+    assert told(changed(world_size=2, global_batch=16, accumulation=None)) == expected
+    odd = told(changed(world_size=3, global_batch=24, configuration={"optimizer": CONFIGURATION["optimizer"]}))
+    assert odd[1][4] == "48 (no accumulation keeps them)"
+
+
+def test_the_accumulation_that_keeps_the_samples_of_an_update_keeps_the_data() -> None:
+    promise = judge(SAVED, changed(world_size=2, global_batch=16, accumulation=4))
+    assert promise.level == "same_data"
+    assert [reason.word for reason in promise.reasons] == ["world_size", "global_batch", "accumulation"]
+
+
 def test_an_accumulation_that_is_not_known_is_no_difference() -> None:
     assert told(changed(accumulation=None)) == []
 
