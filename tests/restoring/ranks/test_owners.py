@@ -51,6 +51,7 @@ def test_what_a_rank_had_of_its_own_comes_back_to_it(world_size: int) -> None:
 
 
 def test_another_number_of_ranks_is_refused_by_the_names_of_what_each_rank_had() -> None:
+    """Spec: C11.6"""
     storage = saved_by(2)
     for now in (1, 4):
         items = [own() for _ in range(now)]
@@ -73,7 +74,10 @@ def test_what_no_rank_can_be_given_is_left_as_it_is_where_that_is_permitted_or_a
 
 @pytest.mark.parametrize(("saved", "now"), [(2, 4), (4, 2), (1, 2), (2, 1)])
 def test_the_global_random_streams_of_other_ranks_need_the_word_rng(saved: int, now: int) -> None:
-    """Those of one process count as its own, though there was nobody that they could differ from."""
+    """Those of one process count as its own, though there was nobody that they could differ from.
+
+    Spec: C11.6
+    """
     storage = saved_by(saved, name="rng", kind="global" if saved == 1 else "per_rank")
     items = [own("rng") for _ in range(now)]
     errors = start([storage] * now, items).errors()
@@ -163,6 +167,8 @@ def test_where_the_trees_of_ranks_contradict_each_other_each_rank_keeps_its_own_
 
 
 def test_boxes_that_contradict_each_other_or_leave_a_gap_are_damage_that_names_the_tensor() -> None:
+    """Spec: C11.5"""
+
     def boxes(*offsets: int, whole: tuple[int, ...] = (4,)) -> MemoryStorage:
         storage = MemoryStorage()
         chain = begin(storage)

@@ -118,7 +118,7 @@ def test_where_every_checkpoint_is_damaged_for_one_rank_all_say_that_live_object
 
 
 def test_what_does_not_fit_on_one_rank_is_told_by_every_rank_and_nothing_is_touched() -> None:
-    """Spec: C11.1"""
+    """Spec: C11.1, C11.7"""
     storage = run_of(1, world_size=3)
     items = [{"model": part_of(rank, 3)} for rank in range(3)]
     wrong = Difference("model.shape", "model.w", "(11, 6)", "(11, 7)")
@@ -147,7 +147,7 @@ def test_what_another_rank_holds_is_not_missing_where_the_number_of_ranks_has_ch
 
 
 def test_a_rank_that_cannot_apply_stops_all_and_no_older_checkpoint_is_passed_off() -> None:
-    """Spec: C11.3"""
+    """Spec: C11.3, C11.7"""
     storage = run_of(1, world_size=2)
     items = [{"model": part_of(rank, 2, fails_to_apply=rank == 1)} for rank in range(2)]
     errors = start([storage] * 2, items).errors()
@@ -155,6 +155,7 @@ def test_a_rank_that_cannot_apply_stops_all_and_no_older_checkpoint_is_passed_of
 
 
 def test_a_rank_whose_object_did_not_take_its_state_stops_all() -> None:
+    """Spec: C11.7, C11.8"""
     storage = run_of(1, world_size=2)
     items = [{"model": part_of(rank, 2, is_deaf=rank == 1)} for rank in range(2)]
     errors = start([storage] * 2, items).errors()
