@@ -65,6 +65,7 @@ def test_two_random_kills_with_and_without_workers_leave_the_run_the_same(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("background", [False, True])
 @each_example
