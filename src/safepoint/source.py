@@ -93,14 +93,18 @@ def begin(
     if own.saved is not None:
         own.notes.append(f"source {source.text} was not used: the run goes on from a checkpoint of its own")
         return own
-    check_run_is_there(source.storage, source.wish)
-    found = read_lineage(source.storage, needs_chain=source.wish.step is None)
+    found = context.ranks.by_leader(lambda: _lineage_of(source), Lineage(None))
     restored = restore(replace(context, storage=source.storage), found, source.wish, choice)
     restored.source, restored.storage = source.text, source.storage
     restored.refused = own.refused | restored.refused
     # Nothing of the other run is left behind by what this one does.
     restored.superseded = ()
     return restored
+
+
+def _lineage_of(source: Source) -> Lineage:
+    check_run_is_there(source.storage, source.wish)
+    return read_lineage(source.storage, needs_chain=source.wish.step is None)
 
 
 def _place(url: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from safepoint.contract import UNCHANGED, WORDS, Level, Reason
 from safepoint.errors import ContractError, Difference, MismatchError, RequestError
@@ -50,6 +51,14 @@ class Match:
     left_fresh: tuple[str, ...]
 
 
+@runtime_checkable
+class Preparing(Protocol):
+    """An item whose live object may have another form than the one that is restored into."""
+
+    def prepare(self) -> None:
+        """Bring the live object into that form, its values unchanged."""
+
+
 def match(
     saved: SavedState, items: Mapping[str, Item], choice: Choice, permitted: frozenset[str], *, ranks: Ranks
 ) -> Match:
@@ -88,6 +97,9 @@ def _differences(
     saved: SavedState, items: Mapping[str, Item], choice: Choice, names: Iterable[str]
 ) -> list[Difference]:
     _check_choice(saved, items, choice)
+    for item in items.values():
+        if isinstance(item, Preparing):
+            item.prepare()
     found: list[Difference] = []
     for name in names:
         item, stored = items.get(name), saved.items.get(name)

@@ -102,6 +102,14 @@ class Ranks:
         self.joined(lambda: values.append(act()), lambda parts: None, type(None))
         return values[0]
 
+    def by_leader(self, act: Callable[[], Value], otherwise: Value) -> Value:
+        """Let the leader act and keep what it found, which the other ranks have no use for.
+
+        Raises:
+            SafepointError: What the leader's act raised, on every rank.
+        """
+        return self.all(lambda: act() if self.rank == 0 else otherwise)
+
     def _next_topic(self) -> str:
         self._count += 1
         return f"{self._topic}/{self._count}"

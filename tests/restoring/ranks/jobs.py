@@ -194,10 +194,11 @@ class View:
 
 @dataclass(slots=True)
 class Start:
-    """Hold what each rank had, and how each ended."""
+    """Hold what each rank had, how each ended, and what is left of their messages."""
 
     items: list[dict[str, Item]]
     outcomes: tuple[RankOutcome[Restored], ...]
+    board: Mapping[str, bytes]
 
     @property
     def parts(self) -> list[Part]:
@@ -238,7 +239,7 @@ def start(
         lineage = read_lineage(storages[0])
         return restore(context, lineage, wish or Wish(), choice or Choice())
 
-    return Start([dict(one) for one in items], threads.run(act))
+    return Start([dict(one) for one in items], threads.run(act), threads.messages.held)
 
 
 def same(values: Sequence[Any]) -> bool:

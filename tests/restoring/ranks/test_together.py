@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pytest
 
 from safepoint.contract import Contract
-from safepoint.errors import Difference
+from safepoint.errors import Difference, NotFoundError
 from safepoint.faults.group import MessageEffect, MessageFault, MessageScript, random_message_scripts
 from safepoint.faults.script import SimulatedCrash
 from safepoint.restoring.select import Wish
+from safepoint.restoring.together import Ranks
+from safepoint.state.item import SavedItem
 from safepoint.storage.memory import MemoryStorage
+from safepoint.testing.ranks import RankThread, RankThreads
 from tests.restoring.ranks.jobs import (
     Cut,
     Part,
@@ -194,3 +200,40 @@ def test_whatever_happens_to_messages_no_two_ranks_go_on_from_different_checkpoi
     assert same([one.saved.manifest.generation for one in restored if one.saved is not None])
     for outcome, one in zip(started.outcomes, started.parts, strict=True):
         assert outcome.error is not None or holds(one, 2)
+
+
+def test_what_the_leader_alone_looks_up_fails_on_every_rank() -> None:
+    def look(rank: RankThread) -> str:
+        def find() -> str:
+            raise NotFoundError("there is no run here", where="elsewhere")
+
+        ranks = Ranks(rank.group, deadline_s=10.0)
+        assert ranks.by_leader(lambda: "found", "no use") == ("found" if rank.rank == 0 else "no use")
+        return ranks.by_leader(find, "")
+
+    outcomes = RankThreads(3).run(look)
+    assert same([str(outcome.error) for outcome in outcomes])
+    assert all(type(outcome.error) is NotFoundError for outcome in outcomes)
+
+
+def test_a_live_object_is_brought_into_the_form_that_is_restored_into_before_it_is_compared() -> None:
+    @dataclass(slots=True)
+    class Folded(Part):
+        is_folded: bool = True
+
+        def prepare(self) -> None:
+            self.is_folded = False
+
+        def check(self, saved: SavedItem) -> Sequence[Difference]:
+            return [Difference("model.shape", "w", "", "")] if self.is_folded else []
+
+    held = part_of(0, 1).held
+    start([run_of(1, world_size=2)], [{"model": Folded("model", held)}]).reports()
+
+
+def test_the_board_keeps_no_record_of_a_restore_that_is_over() -> None:
+    """Indexes may be large: what all ranks have heard is taken off, but for the last word."""
+    storage = run_of(1, 2, world_size=3)
+    started = start([storage] * 3, [{"model": part_of(rank, 3)} for rank in range(3)])
+    started.reports()
+    assert sum(len(message) for message in started.board.values()) < 1000
