@@ -97,9 +97,9 @@ def _differences(
     saved: SavedState, items: Mapping[str, Item], choice: Choice, names: Iterable[str]
 ) -> list[Difference]:
     _check_choice(saved, items, choice)
-    for item in items.values():
-        if isinstance(item, Preparing):
-            item.prepare()
+    for live in items.values():
+        if isinstance(live, Preparing):
+            live.prepare()
     found: list[Difference] = []
     for name in names:
         item, stored = items.get(name), saved.items.get(name)
