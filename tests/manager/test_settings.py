@@ -124,3 +124,22 @@ def test_a_changed_horizon_is_refused_and_either_side_wins_on_request(tmp_path: 
     assert job.optimizer.param_groups[0]["lr"] == pytest.approx(longer.optimizer.param_groups[0]["lr"], rel=1e-12)
     assert any("T_max" in text for text in report.left_fresh)
     die(job)
+
+
+def test_a_schedule_that_is_added_on_resume_keeps_what_it_wrote_into_the_optimizer(tmp_path: Path) -> None:
+    """It writes the first rate into each group when it is made, which the checkpoint of the optimizer does not know."""
+    job = Tuned(tmp_path, schedule=False)
+    job.train(2)
+    job.manager.save()
+    job.manager.close()
+    contract = sp.Contract(level="approximate", permit={"scheduler.added"})
+    job = Tuned(tmp_path, schedule=True, contract=contract)
+    assert job.manager.restore().step == 2
+    assert job.optimizer.param_groups[0]["initial_lr"] == 0.1
+    assert all(value["step"] == 2 for value in job.optimizer.state.values())
+    job.train(4)
+    job.manager.save()
+    job.manager.close()
+    job = Tuned(tmp_path, schedule=True)
+    assert job.manager.restore().promise.level == "exact"
+    job.manager.close()

@@ -36,6 +36,15 @@ class ReadBack:
 
 
 @runtime_checkable
+class Keeping(Protocol):
+    """An item that may keep, deliberately, what the checkpoint does not know."""
+
+    @property
+    def keeps_own(self) -> bool:
+        """Return whether it does, so that it is not what was saved although all is well."""
+
+
+@runtime_checkable
 class Forgiving(Protocol):
     """An item that may differ from what it was given although all is well."""
 
@@ -87,7 +96,7 @@ def read_back(
     """
     equal, notes, reasons = 0, [], []
     # Random streams first: to tell its state an object may draw, which is undone in the end.
-    compared = [item for item in reversed(in_order(items)) if item.name not in changed]
+    compared = [item for item in reversed(in_order(items)) if item.name not in changed and not _keeps_own(item)]
     with undisturbed():
         differing = {item.name: _difference(saved, item, filled) for item in compared}
     for item in compared:
@@ -114,6 +123,10 @@ def merged_read_backs(parts: list[ReadBack]) -> ReadBack:
         tuple(merged_names([part.notes for part in parts])),
         tuple(merged_findings([part.reasons for part in parts])),
     )
+
+
+def _keeps_own(item: Item) -> bool:
+    return isinstance(item, Keeping) and item.keeps_own
 
 
 def _difference(saved: SavedState, item: Item, filled: Mapping[BoxKey, str] | None) -> tuple[str, str] | None:

@@ -124,6 +124,9 @@ class OptimizerItem:
         parsed, now = parse_optimizer(saved, self._name), class_name(self._optimizer)
         if parsed.class_name != now:
             found.append(Difference(f"{self._name}.type", self._name, parsed.class_name, now))
+        if parsed.extra.keys() - self._extra().keys():
+            extra = ", ".join(sorted(parsed.extra.keys() - self._extra().keys()))
+            found.append(Difference(f"{self._name}.type", f"{self._name}: what its state_dict() adds", extra, "absent"))
         groups, matching = parsed.groups, self._match(parsed)
         self._check_states(parsed)
         found += matching.differences
@@ -196,6 +199,19 @@ class OptimizerItem:
         rebuilder = Rebuilder(self._restored, to_kind)
         options = [rebuilder.build(dict(group.options)) for group in groups]
         self._set_options(groups, options, matching, permits)
+
+    @property
+    def keeps_own(self) -> bool:
+        """Return whether a group has options of a schedule that the restored checkpoint does not know."""
+        if self._applied is None:
+            return False
+        groups, matching = self._applied[0].groups, self._match(self._applied[0])
+        live = self._optimizer.param_groups
+        return any(
+            key in SCHEDULED_OPTIONS and key not in groups[number].options
+            for number, host in matching.pairs
+            for key in live[host]
+        )
 
     def settle_with(self, name: str, settle: Callable[[], object] | None) -> None:
         """Have a scheduler decide the rate: `settle` is called whenever the options have been set.
