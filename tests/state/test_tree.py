@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from safepoint.errors import CorruptionError, RequestError
 from safepoint.format.plain import Same, ScalarLeaf, Shared, TensorLeaf, ViewLeaf
-from safepoint.state.tree import flatten, segment, unflatten
+from safepoint.state.modules import ModuleItem
+from safepoint.state.places import segment
+from safepoint.state.tree import flatten, unflatten
 from tests.state.roundtrip import returned, stored
 
 
@@ -257,6 +259,32 @@ def test_sparse_parts_that_reach_outside_are_damage_not_a_crash() -> None:
     }
     with pytest.raises(CorruptionError):
         unflatten(plain, broken)
+
+
+def unchecked_sparse() -> dict[str, torch.Tensor]:
+    pointers, two = torch.tensor([0, 2, 2]), torch.ones(2)
+    return {
+        "outside": torch.sparse_coo_tensor(torch.tensor([[0, 9]]), two, (3,), check_invariants=False),
+        "negative": torch.sparse_coo_tensor(torch.tensor([[0, -1]]), two, (3,), check_invariants=False),
+        "said to be coalesced": torch.sparse_coo_tensor(
+            torch.tensor([[2, 0]]), two, (3,), is_coalesced=True, check_invariants=False
+        ),
+        "unsorted": torch.sparse_csr_tensor(pointers, torch.tensor([2, 0]), two, (2, 3), check_invariants=False),
+        "pointers": torch.sparse_csc_tensor(
+            torch.tensor([0, 2, 1]), torch.tensor([0, 1]), two, (3, 2), check_invariants=False
+        ),
+    }
+
+
+@pytest.mark.parametrize("how", unchecked_sparse())
+def test_a_sparse_tensor_that_could_not_be_restored_is_refused_at_the_save(how: str) -> None:
+    """torch does not look at indices when it makes a tensor, unless it is asked to."""
+    with pytest.raises(RequestError, match=r"could not be restored \[items\.a"):
+        flatten({"a": unchecked_sparse()[how]}, path="items")
+    model = torch.nn.Module()
+    model.register_buffer("a", unchecked_sparse()[how])
+    with pytest.raises(RequestError, match=r"could not be restored \[model\.a"):
+        ModuleItem("model", model).capture()
 
 
 def test_a_user_dict_cannot_pose_as_a_sparse_tensor() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,6 @@ VALUES: list[Any] = [
     {"$dtype": "bfloat16"}, {"$tensor": ["nowhere", "tensor", "cpu", False]}, {"$dict": [[1, 2]]},
     {"$scalar": ["float32", "0000803f", "tensor", "cpu", False]}, {"$same": 0},
 ]  # fmt: skip
-# Of these a tree that is taken is captured again as it was. The others name tensors by their place, or keep fields of
-# the user's code.
-SAME_TREE = ("module", "scaler", "torch_generator", "numpy_generator", "python_random", "global_random")
 
 
 class Extra(nn.Module):
@@ -202,7 +199,8 @@ def test_a_wrong_tree_is_found_before_anything_is_touched(name: str) -> None:
             continue
         live = build()
         fates.append(play(name, live, SavedItem(captured.type, plain, specs), data))
-        if fates[-1] == "taken" and captured.type in SAME_TREE:
+        # What a loader has handed out ahead, for one, it hands out again: its state then differs, and may.
+        if fates[-1] == "taken" and captured.type != "stateful" and not getattr(live[name], "keeps_own", False):
             assert text_of(live[name].capture()) == json.dumps(wrong), path
         streams.put_back()
     assert "found" in fates
@@ -219,3 +217,67 @@ def test_a_captured_tree_is_taken_as_it_is(name: str) -> None:
     saved = SavedItem(captured.type, decode_plain(json.loads(text_of(captured))), specs)
     assert play(name, live, saved, data) == "taken"
     assert text_of(live[name].capture()) == text_of(captured)
+
+
+def exchange_names(form: Any) -> None:
+    states = form["state"]["model"]
+    first, second = states["inner.0.weight"]["exp_avg"]["$tensor"], states["inner.0.weight"]["exp_avg_sq"]["$tensor"]
+    first[0], second[0] = second[0], first[0]
+
+
+def name_twice(form: Any) -> None:
+    form["groups"][0].append(form["groups"][0][-1])
+
+
+def make_keys_equal(form: Any) -> None:
+    # 1 is there already, and what is equal to it would take its place.
+    form["state"]["$dict"].append([{"$numpy": ["<f4", "0000803f"]}, "x"])
+
+
+def make_key_a_tensor(form: Any) -> None:
+    form["state"]["$dict"].append([{"$scalar": ["float32", "0000803f", "tensor", "cpu", False]}, "x"])
+
+
+def write_object_as_pairs(form: Any) -> None:
+    form["state"] = {"$dict": list(form["state"].items())}
+
+
+def set_unknown_mode(form: Any) -> None:
+    form["state"]["threshold_mode"] = "other"
+
+
+def set_other_bound(form: Any) -> None:
+    form["state"]["mode_worse"] = {"$float": "0x1.0000000000000p+0"}
+
+
+def add_own_state(form: Any) -> None:
+    form["extra"] = {"more": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("adam", exchange_names),
+        ("adam", add_own_state),
+        ("sequential", name_twice),
+        ("dict", make_keys_equal),
+        ("dict", make_key_a_tensor),
+        ("plateau", write_object_as_pairs),
+        ("plateau", set_unknown_mode),
+        ("plateau", set_other_bound),
+    ],
+)
+def test_a_tree_that_would_be_captured_as_another_one_is_found(name: str, spoil: Callable[[Any], None]) -> None:
+    """Found only by reading the state back, it would be called a bug of ours, after everything was touched."""
+    source: Any = build()
+    advance(source)
+    captured = source[name].capture()
+    form = json.loads(text_of(captured))
+    spoil(form)
+    specs = {one.spec.name: one.spec for one in captured.tensors}
+    data = {one.spec.name: read(one.source) for one in captured.tensors}
+    try:
+        plain = decode_plain(form)
+    except CorruptionError:
+        return
+    assert play(name, build(), SavedItem(captured.type, plain, specs), data) == "found"

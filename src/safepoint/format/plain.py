@@ -41,7 +41,7 @@ from safepoint.format.leaves import (
     TensorLeaf,
     ViewLeaf,
 )
-from safepoint.format.plain_decoding import INT_LIMIT, INT_LIMIT_BITS, MAX_DEPTH, decode_plain
+from safepoint.format.plain_decoding import INT_LIMIT, INT_LIMIT_BITS, MAX_DEPTH, decode_plain, is_plain_object
 
 __all__ = [
     "DtypeLeaf",
@@ -137,7 +137,7 @@ def _encode_pairs(value: Any, path: str, depth: int) -> list[Any]:
 
 
 def _encode_dict(value: Any, path: str, depth: int) -> Any:
-    if all(type(key) is str and not key.startswith("$") and key.isascii() for key in value):
+    if is_plain_object(value):
         return {key: _encode(element, _join(path, key), depth + 1) for key, element in value.items()}
     return {"$dict": _encode_pairs(value, path, depth)}
 

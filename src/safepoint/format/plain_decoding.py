@@ -9,7 +9,7 @@ import base64
 import datetime
 import pathlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from safepoint.errors import CorruptionError
@@ -38,6 +38,11 @@ def decode_plain(form: object, *, where: str = "") -> object:
     Spec: F4.
     """
     return _Decoder(where).decode(form, 0)
+
+
+def is_plain_object(value: Iterable[object]) -> bool:
+    """Return whether a dict with these keys is an object of its own, and not a list of pairs."""
+    return all(type(key) is str and not key.startswith("$") and key.isascii() for key in value)
 
 
 class _Decoder:
@@ -80,8 +85,10 @@ class _Decoder:
                 return self._unique(payload, depth, set)
             if tag == "$frozenset":
                 return self._unique(payload, depth, frozenset)
-            if tag in ("$dict", "$ordered"):
-                return self._pairs(payload, depth, dict if tag == "$dict" else OrderedDict)
+            if tag == "$ordered":
+                return self._pairs(payload, depth, OrderedDict)
+            if tag == "$dict":
+                return self._other_dict(payload, depth)
             if tag == "$shared":
                 return self._shared(payload, depth)
             if tag == "$same":
@@ -104,7 +111,13 @@ class _Decoder:
             raise self._bad("a set without repetition", "a repeated element")
         return values
 
-    def _pairs(self, payload: Any, depth: int, kind: Callable[[], Any]) -> object:
+    def _other_dict(self, payload: Any, depth: int) -> object:
+        result = self._pairs(payload, depth, dict)
+        if is_plain_object(result):
+            raise self._bad("an object where all keys are ASCII text", "pairs")
+        return result
+
+    def _pairs(self, payload: Any, depth: int, kind: Callable[[], Any]) -> Any:
         result = kind()
         if not isinstance(payload, list):
             raise TypeError("not an array")

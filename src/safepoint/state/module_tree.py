@@ -12,6 +12,9 @@ from safepoint.state.item import SavedItem
 from safepoint.state.rebuild import check_plain
 from safepoint.state.stored import elements, malformed, record
 
+# Where the tensors of extra states stand; no path of a module begins so.
+EXTRA_STATE = "@extra_state"
+
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "kind": str,
     "persistent": bool,
@@ -60,5 +63,6 @@ def parse_module(saved: SavedItem, item: str) -> SavedModule:
     for listed in (leaders, elements(list(extra), str, item=item), elements(training, str, item=item)):
         if listed != sorted(set(listed)):
             raise malformed(item, "names in order", str(listed)[:120])
-    check_plain([[entry.value for entry in dict.fromkeys(entries.values())], extra], saved.specs, item=item)
+    values = [entry.value for entry in dict.fromkeys(entries.values())]
+    check_plain(extra, saved.specs, item=item, prefix=EXTRA_STATE, otherwise_named=values)
     return SavedModule(entries, extra, training)

@@ -23,15 +23,15 @@ import torch
 from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
 from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
-from safepoint.state.module_tree import SavedEntry, SavedModule, parse_module
+from safepoint.state.module_tree import EXTRA_STATE, SavedEntry, SavedModule, parse_module
 from safepoint.state.names import Slot, class_of, walk_modules, walk_slots, wrapped_key
 from safepoint.state.own_state import refuse_own_state
 from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
+from safepoint.state.places import segment
 from safepoint.state.shards import captured, is_divided_alike, local_of
 from safepoint.state.tensors import NewTensorTarget, check_storable, spec_of, write_into
-from safepoint.state.tree import flatten, segment, unflatten
+from safepoint.state.tree import flatten, unflatten
 
-_EXTRA = "@extra_state"
 # An object that prints as its address prints another one in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -73,7 +73,7 @@ class ModuleItem:
                 "ties": [slot.name for slot in group[1:]],
             }
         states = {path: module.get_extra_state() for path, module in self._with_extra_state().items()}
-        extra, named = flatten(states, path=f"{self._name}.get_extra_state()", prefix=_EXTRA)
+        extra, named = flatten(states, path=f"{self._name}.get_extra_state()", prefix=EXTRA_STATE)
         plain = {"entries": entries, "extra": extra, "training": self._deviating()}
         return CapturedItem(self.type, plain, captured(tensors + named, self._name, leaders=leaders))
 
@@ -149,7 +149,7 @@ class ModuleItem:
         self._extra_targets = {
             name: NewTensorTarget(spec, torch.device("cpu"))
             for name, spec in saved.specs.items()
-            if name.startswith(f"{_EXTRA}/")
+            if name.startswith(f"{EXTRA_STATE}/")
         }
         inner = (target for targets in self._targets.values() for target in targets.items())
         return {**dict(inner), **self._extra_targets}

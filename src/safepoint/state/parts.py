@@ -55,7 +55,7 @@ def describe(tensor: torch.Tensor, name: str, path: str) -> tuple[object, list[t
         return _describe_wrapper(tensor, name, path)
     check_storable(tensor, path)
     if sparse.is_sparse(tensor):
-        return _describe_sparse(tensor, name)
+        return _describe_sparse(tensor, name, path)
     holder = (container_of(tensor), tensor.device.type, tensor.requires_grad)
     if tensor.dim() == 0:
         return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(tensor), *holder), []
@@ -181,8 +181,8 @@ def _describe_wrapper(tensor: torch.Tensor, name: str, path: str) -> tuple[objec
     return described, tensors
 
 
-def _describe_sparse(tensor: torch.Tensor, name: str) -> tuple[object, list[tuple[str, torch.Tensor]]]:
-    described = sparse_as_dict(tensor)
+def _describe_sparse(tensor: torch.Tensor, name: str, path: str) -> tuple[object, list[tuple[str, torch.Tensor]]]:
+    described = sparse_as_dict(tensor, path=path)
     parts: dict[str, torch.Tensor] = described["parts"]
     leaves = {key: TensorLeaf(f"{name}/{key}", device=part.device.type) for key, part in parts.items()}
     return {**described, "parts": leaves}, [(leaves[key].name, part) for key, part in parts.items()]

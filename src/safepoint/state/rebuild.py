@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from safepoint.format.plain import (
     ViewLeaf,
 )
 from safepoint.state.item import TensorSpec
+from safepoint.state.places import below, tensor_name
 from safepoint.state.sparse import SparseParts, check_parts, put_together
 from safepoint.state.stored import malformed, reading
 from safepoint.state.tensors import dtype_of, scalar_tensor
@@ -45,17 +46,26 @@ def to_kind(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     return tensor.to(kind if engine is not None and engine.is_available() else "cpu")
 
 
-def check_plain(plain: Any, specs: Mapping[str, TensorSpec], *, item: str) -> None:
+def check_plain(
+    plain: Any, specs: Mapping[str, TensorSpec], *, item: str, prefix: str = "", otherwise_named: Sequence[object] = ()
+) -> None:
     """Check that a tree can be built, before any tensor byte is read.
 
     What only the bytes can tell, such as an index of a sparse tensor that lies outside, shows when it is built.
+
+    Args:
+        prefix: As it was given to `flatten`, which names each tensor by its place. Under another name a tree would be
+            built as well, and captured again as another one.
+        otherwise_named: Further trees, whose tensors are not named by their place.
 
     Raises:
         CorruptionError: A leaf names no tensor, a tensor has no leaf, or a value contradicts itself.
     """
     check = _Check(specs)
     with reading(item):
-        check.visit(plain)
+        check.visit(plain, prefix)
+        for other in otherwise_named:
+            check.visit(other, None)
     if check.named != set(specs):
         stray = sorted(set(specs) - check.named)
         raise malformed(item, "a leaf for each stored tensor", f"none for {', '.join(stray[:4])}")
@@ -71,27 +81,27 @@ class _Check:
         self._finished: set[int] = set()
         self._keys = Rebuilder({}, lambda tensor, _: tensor)
 
-    def visit(self, plain: Any) -> None:
+    def visit(self, plain: Any, name: str | None) -> None:
+        """Check one value; `name` is that of its place, None where tensors are named otherwise."""
         if isinstance(plain, Shared):
-            self.visit(plain.value)
+            self.visit(plain.value, name)
             self._finished.add(plain.number)
         elif isinstance(plain, Same):
             if plain.number not in self._finished:
                 raise _damaged("a reference to a finished earlier value", f"number {plain.number}")
         elif isinstance(plain, dict):
-            self._visit_dict(plain)
+            self._visit_dict(plain, name)
         elif type(plain) in (list, tuple):
-            for element in plain:
-                self.visit(element)
+            for index, element in enumerate(plain):
+                self.visit(element, None if name is None else below(name, index))
         elif type(plain) in (set, frozenset):
-            for element in plain:
-                self._keys.key(element)
+            self._check_keys(plain)
         elif isinstance(plain, TensorLeaf | ViewLeaf | ScalarLeaf):
-            self._visit_leaf(plain)
+            self._visit_leaf(plain, name)
         else:
             self._keys.key(plain)
 
-    def _visit_dict(self, plain: Mapping[Any, Any]) -> None:
+    def _visit_dict(self, plain: Mapping[Any, Any], name: str | None) -> None:
         if SPARSE_KEY in plain:
             parts = plain["parts"]
             check_parts(plain[SPARSE_KEY], plain["size"].sizes, {key: self._specs[parts[key].name] for key in parts})
@@ -102,11 +112,16 @@ class _Check:
                 raise _damaged("flags of a sparse tensor", repr(flags))
             _check_holder(plain["container"], plain["requires_grad"], self._specs[parts["values"].name].dtype)
             plain = parts
-        for key, element in plain.items():
-            self._keys.key(key)
-            self.visit(element)
+        self._check_keys(plain)
+        for position, (key, element) in enumerate(plain.items()):
+            self.visit(element, None if name is None else below(name, key, position))
 
-    def _visit_leaf(self, leaf: TensorLeaf | ViewLeaf | ScalarLeaf) -> None:
+    def _check_keys(self, plain: Collection[Any]) -> None:
+        """Check what tells the elements of a set or a dict apart once they are built: 1 and numpy's 1.0 are equal."""
+        if len({self._keys.key(key) for key in plain}) != len(plain):
+            raise _damaged("keys or elements that differ", repr(list(plain))[:120])
+
+    def _visit_leaf(self, leaf: TensorLeaf | ViewLeaf | ScalarLeaf, name: str | None) -> None:
         if isinstance(leaf, ScalarLeaf):
             _check_holder(leaf.container, leaf.requires_grad, leaf.dtype)
             _scalar(leaf)
@@ -123,6 +138,9 @@ class _Check:
             self._whole.add(leaf.name)
         if is_twice:
             raise _damaged("one place for each tensor", leaf.name)
+        # Of the views of one stretch, the first one names it.
+        if name is not None and leaf.name not in self.named and leaf.name != tensor_name(name, len(self.named)):
+            raise _damaged(f"a tensor with the name of its place, {name}", leaf.name)
         self.named.add(leaf.name)
 
 
@@ -172,6 +190,8 @@ class Rebuilder:
             return _numpy_scalar(plain)
         if type(plain) in (tuple, frozenset):
             return type(plain)(self.key(element) for element in plain)
+        if isinstance(plain, TensorLeaf | ViewLeaf | ScalarLeaf | Shared | Same):
+            raise _damaged("a key or an element of a set", type(plain).__name__)
         return plain
 
     def _tensor(self, name: str, kind: str) -> torch.Tensor:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from bisect import bisect_right
@@ -31,7 +32,7 @@ from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedIte
 from safepoint.state.merging import set_option
 from safepoint.state.optimizers import OptimizerItem
 from safepoint.state.rebuild import check_plain
-from safepoint.state.stored import elements, field, malformed, record
+from safepoint.state.stored import elements, field, malformed, reading, record
 from safepoint.state.tensors import NewTensorTarget, TensorSource, spec_of
 from safepoint.state.tree import class_name, flatten, unflatten
 
@@ -127,6 +128,8 @@ class SchedulerItem:
             is_of_torch = type(self._scheduler).__module__.startswith("torch.")
             fields = _compare_fields(parsed.state, self._fields, is_of_torch=is_of_torch)
             found += [(f"{self._name}.state", f"{self._name}.{key}", before, now) for key, before, now in fields]
+            if not found and type(self._scheduler) is lr_scheduler.ReduceLROnPlateau:
+                _try_plateau(self._scheduler, parsed.state, self._name)
         return [Difference(*one) for one in found]
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
@@ -183,6 +186,15 @@ class SchedulerItem:
             found=f"another {type(self._scheduler.optimizer).__qualname__}",
             remedy="Register the scheduler's optimizer, or build the scheduler from the registered one.",
         )
+
+
+def _try_plateau(live: Any, state: Any, item: str) -> None:
+    """Load a state into a copy: this schedule alone computes some of its fields from others, and refuses some."""
+    with reading(item):
+        trial = copy.copy(live)
+        trial.load_state_dict(state)
+        if trial.mode_worse != state["mode_worse"]:
+            raise malformed(f"{item}.mode_worse", str(trial.mode_worse), str(state["mode_worse"])[:80])
 
 
 def _class_of(scheduler: Any) -> str:
@@ -336,7 +348,7 @@ def _parse(saved: SavedItem, item: str) -> _Saved:
     whole = record(saved.plain, kinds, item=item)
     check_plain(saved.plain, saved.specs, item=item)
     groups = [tuple(elements(names, str, item=item)) for names in elements(whole["groups"], list, item=item)]
-    if any(list(names) != sorted(names) for names in groups):
+    if any(list(names) != sorted(set(names)) for names in groups):
         raise malformed(f"{item}.groups", "names in order", str(groups)[:120])
     _check_fields(whole["state"], item)
     _check_fields(whole["configured"], item)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from safepoint.errors import CorruptionError
+from safepoint.errors import CorruptionError, RequestError
 from safepoint.state.item import TensorSpec
 
 _COMPRESSED = {
@@ -38,18 +38,35 @@ def is_sparse(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.sparse_coo or tensor.layout in _COMPRESSED
 
 
-def take_apart(tensor: torch.Tensor) -> SparseParts:
-    """Return the parts of a sparse tensor, detached and sharing its memory."""
+def take_apart(tensor: torch.Tensor, *, path: str) -> SparseParts:
+    """Return the parts of a sparse tensor, detached and sharing its memory.
+
+    Raises:
+        RequestError: The indices are not as torch demands; by default it does not look at them when a tensor is made,
+            and a restore, which does, could not put them together again.
+    """
     whole = tensor.detach()
     size = tuple(whole.shape)
     if whole.layout == torch.sparse_coo:
-        parts = {"indices": whole._indices(), "values": whole._values()}
-        return SparseParts("sparse_coo", size, whole.is_coalesced(), parts)
-    if whole.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = {"compressed": whole.crow_indices(), "plain": whole.col_indices(), "values": whole.values()}
+        coordinates = {"indices": whole._indices(), "values": whole._values()}
+        parts = SparseParts("sparse_coo", size, whole.is_coalesced(), coordinates)
+    elif whole.layout in (torch.sparse_csr, torch.sparse_bsr):
+        rows = {"compressed": whole.crow_indices(), "plain": whole.col_indices(), "values": whole.values()}
+        parts = SparseParts(_COMPRESSED[whole.layout], size, False, rows)
     else:
-        parts = {"compressed": whole.ccol_indices(), "plain": whole.row_indices(), "values": whole.values()}
-    return SparseParts(_COMPRESSED[whole.layout], size, False, parts)
+        columns = {"compressed": whole.ccol_indices(), "plain": whole.row_indices(), "values": whole.values()}
+        parts = SparseParts(_COMPRESSED[whole.layout], size, False, columns)
+    try:
+        put_together(parts, where=path)
+    except CorruptionError as exc:
+        raise RequestError(
+            "a sparse tensor has indices that torch refuses, so it could not be restored",
+            where=path,
+            expected="indices that torch.sparse.check_sparse_tensor_invariants accepts",
+            found=exc.found,
+            remedy="Make it with check_invariants=True: sorted, inside, and coalesced if it says so.",
+        ) from exc
+    return parts
 
 
 def put_together(parts: SparseParts, *, where: str) -> torch.Tensor:

@@ -3,7 +3,7 @@
 1. The set of types is closed and exact: a subclass (IntEnum, namedtuple, defaultdict) is refused by its path.
 2. What was one object stays one object: a list, dict, OrderedDict, set, tensor or array that is reached twice is stored
    once. Tensors that overlap in memory overlap again after `unflatten`.
-3. A tensor's name is its path, each part escaped to letters, digits, ``_ . -`` and ``%``, so that no two paths meet.
+3. A tensor's name is its path; see `safepoint.state.places`.
 4. 0-dim tensors become values of the tree.
 
 A tensor that needs grad comes back as a leaf: the graph that made it is no state of a boundary.
@@ -37,6 +37,7 @@ from safepoint.format.plain import (
 )
 from safepoint.state import shards, sparse
 from safepoint.state.aliases import Occupant, Span, find_spans
+from safepoint.state.places import below, join, tensor_name
 from safepoint.state.rebuild import SPARSE_KEY, Rebuilder, to_kind
 from safepoint.state.tensors import check_storable, dtype_name, is_distributed, scalar_bytes
 
@@ -58,8 +59,6 @@ _ATOMS: tuple[type, ...] = (
     pathlib.WindowsPath,
 )
 _CONTAINERS = (list, dict, OrderedDict, set)
-_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
-_LONGEST_NAME = 400
 
 
 def flatten(
@@ -106,21 +105,6 @@ def unflatten(
     return Rebuilder(tensors, place).build(plain)
 
 
-def join(path: str, key: object) -> str:
-    """Return the path of an element, as messages show it."""
-    return f"{path}.{key}" if isinstance(key, str) and path else f"{path}[{key!r}]" if path else str(key)
-
-
-def segment(key: object, position: int = 0) -> str:
-    """Return the part of a tensor's name that stands for a key; different keys of one container never meet."""
-    if type(key) is int:
-        return f"[{key}]"
-    if type(key) is not str:
-        return f"[@{position}]"
-    raw = key.encode("utf-8", "surrogatepass")
-    return "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in raw) or "%"
-
-
 def class_name(value: object) -> str:
     """Return the name of a value's class, as checkpoints record it.
 
@@ -138,9 +122,9 @@ def container_of(tensor: torch.Tensor) -> str:
     return "tensor"
 
 
-def sparse_as_dict(tensor: torch.Tensor) -> dict[str, Any]:
+def sparse_as_dict(tensor: torch.Tensor, *, path: str) -> dict[str, Any]:
     """Return the description of a sparse tensor; ``parts`` holds the live parts, whose leaves the caller makes."""
-    parts = sparse.take_apart(tensor)
+    parts = sparse.take_apart(tensor, path=path)
     return {
         SPARSE_KEY: parts.layout,
         "size": SizeLeaf(parts.size),
@@ -207,7 +191,7 @@ class _Survey:
         if isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.nn.Parameter:
             raise _outside(tensor, path)
         if sparse.is_sparse(tensor):
-            self.stand_ins[id(tensor)] = sparse_as_dict(tensor)
+            self.stand_ins[id(tensor)] = sparse_as_dict(tensor, path=path)
             self._visit_elements(self.stand_ins[id(tensor)]["parts"], path, depth)
         else:
             self.occupants.append(Occupant(id(tensor), tensor.detach(), path))
@@ -254,7 +238,7 @@ class _Builder:
         if kind in (dict, OrderedDict):
             return kind(self._pairs(value, name))
         if kind in (list, tuple):
-            return kind(self.build(element, _below(name, index)) for index, element in enumerate(value))
+            return kind(self.build(element, below(name, index)) for index, element in enumerate(value))
         if kind in (set, frozenset):
             return kind(_plain_key(element) for element in value)
         if kind is np.ndarray:
@@ -265,7 +249,7 @@ class _Builder:
 
     def _pairs(self, value: Mapping[Any, Any], name: str) -> Iterator[tuple[Any, object]]:
         for position, (key, element) in enumerate(value.items()):
-            yield _plain_key(key), self.build(element, _below(name, key, position))
+            yield _plain_key(key), self.build(element, below(name, key, position))
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> object:
         if sparse.is_sparse(tensor):
@@ -287,15 +271,9 @@ class _Builder:
         return TensorLeaf(self._add(name, tensor if is_distributed(tensor) else tensor.detach()), *holder)
 
     def _add(self, name: str, tensor: torch.Tensor) -> str:
-        name = name or "value"
-        if len(name) > _LONGEST_NAME:
-            name = f"{name[:_LONGEST_NAME]}~{len(self.tensors)}"
+        name = tensor_name(name, len(self.tensors))
         self.tensors.append((name, tensor))
         return name
-
-
-def _below(name: str, key: object, position: int = 0) -> str:
-    return f"{name}/{segment(key, position)}" if name else segment(key, position)
 
 
 def _plain_key(value: Any) -> Any:
