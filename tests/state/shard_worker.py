@@ -14,9 +14,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from safepoint.errors import RequestError
+from safepoint.saving.capture import capture
 from safepoint.state.item import Permits, ShardedTarget
 from safepoint.state.modules import ModuleItem
 from safepoint.state.shards import local_of
+from safepoint.state.stateful import PlainItem
 from tests.state.divided import (
     WAYS,
     Built,
@@ -200,6 +203,22 @@ def a_validation_before_a_save_changes_nothing() -> None:
     same(everything(restored), everything(runs[1]))
 
 
+def a_rank_that_cannot_save_leaves_its_model_in_the_form_of_the_others() -> None:
+    # A rank that gathers parameters before the next forward pass waits for ever for one that has them.
+    model, optimizer = trained("root")
+    with torch.no_grad():
+        model(torch.arange(11))
+    note: dict[str, Any] = {"value": object() if dist.get_rank() else 1}
+    found = "nothing"
+    try:
+        capture([PlainItem("note", note), *live((model, optimizer)).values()])
+    except RequestError as exc:
+        found = exc.where
+    assert found == ("note.state.value" if dist.get_rank() else "nothing")
+    assert isinstance(model.first.weight, DTensor)  # type: ignore[union-attr]
+    train((model, optimizer), 2, 4)
+
+
 def structure_tells_nothing_of_how_it_is_divided() -> None:
     expected = ModuleItem("model", build("plain", 1)[0]).structure()
     for way in ways():
@@ -275,6 +294,7 @@ CHECKS: list[Callable[[], None]] = [
     a_restored_run_goes_on_like_the_uninterrupted_one,
     mixed_precision_goes_on_bit_for_bit,
     a_validation_before_a_save_changes_nothing,
+    a_rank_that_cannot_save_leaves_its_model_in_the_form_of_the_others,
     structure_tells_nothing_of_how_it_is_divided,
     an_optimizer_that_never_stepped_has_no_state_before_and_after,
     a_rank_with_an_empty_shard_holds_no_box,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from safepoint.errors import RequestError
+from safepoint.state.item import Permits, SavedItem
 from safepoint.state.shards import boxes_of, captured, local_of, new_target, view_of
+from safepoint.state.stateful import PlainItem, StatefulItem
 from safepoint.state.tensors import NewTensorTarget, spec_of
+from safepoint.state.tree import flatten
 
 Placements = tuple[Any, ...]
 
@@ -215,3 +219,57 @@ def test_a_state_of_another_shape_than_its_parameter_is_held_whole_by_each_rank(
         assert torch.equal(local_of(parameter + row.tensor), (whole((9, 3)) + whole((9, 1)))[5:])
         number = new_target(spec_of("count", torch.empty(1)), torch.device("cpu"), "optimizer", like=parameter)
         assert isinstance(number, NewTensorTarget)
+
+
+class Average:
+    """Keeps a moving average of a parameter beside it, as many scripts do."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.shadow = {"weight": parameter.detach().clone(), "count": torch.zeros(2)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.shadow)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state
+
+
+@pytest.mark.parametrize("kind", [StatefulItem, PlainItem])
+def test_an_object_that_holds_a_distributed_tensor_gets_it_back_divided_as_its_own(kind: Any) -> None:
+    with rank_of(1, 2):
+        mesh = mesh_of((2,))
+        saved_as, held_as = (
+            Average(distribute_tensor(whole((5, 2)) + shift, mesh, [placement], src_data_rank=None))
+            for shift, placement in ((0, Shard(0)), (7, Shard(1)))
+        )
+        item = kind("average", saved_as if kind is StatefulItem else saved_as.shadow)
+        captured_item = item.capture()
+        boxes = [(one.spec.name, one.spec.offset, one.spec.shape) for one in captured_item.tensors]
+        assert boxes == [("state/weight", (3, 0), (2, 2)), ("state/count", (0,), (2,))]
+
+        restored = kind("average", held_as if kind is StatefulItem else held_as.shadow)
+        specs = {
+            one.spec.name: replace(one.spec, shape=one.spec.global_shape, offset=(0,) * len(one.spec.shape))
+            for one in captured_item.tensors
+        }
+        saved = SavedItem(captured_item.type, captured_item.plain, specs)
+        targets = restored.targets(saved, Permits())
+        (box,) = targets["state/weight"].boxes()
+        assert (box.offset, box.shape) == ((0, 1), (5, 1))
+        box.memory()[:] = whole((5, 2))[:, 1:].contiguous().numpy().tobytes()
+        box.commit()
+        targets["state/count"].memory()[:] = bytes(8)
+        targets["state/count"].commit()
+        restored.apply(saved, Permits())
+        weight = held_as.shadow["weight"]
+        assert weight.placements == (Shard(1),)
+        assert torch.equal(local_of(weight), whole((5, 2))[:, 1:])
+
+
+def test_two_distributed_tensors_on_the_same_memory_are_refused() -> None:
+    with rank_of(0, 2):
+        tensor = distribute_tensor(whole((4, 2)), mesh_of((2,)), [Shard(0)], src_data_rank=None)
+        state = {"one": tensor, "again": tensor, "other": tensor.detach()}
+        with pytest.raises(RequestError, match="shares memory") as caught:
+            flatten(state, path="optimizer", may_be_distributed=True)
+        assert "optimizer.one" in caught.value.where and "optimizer.other" in caught.value.where

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from safepoint.format.manifest import Conditions, ProgressRecord
 from safepoint.state.item import Item
@@ -23,13 +23,25 @@ class Snapshot:
     contract: str
 
 
+@runtime_checkable
+class Preparing(Protocol):
+    """An item whose live object has another form now than the one that is captured."""
+
+    def prepare(self) -> None:
+        """Bring the live object into the form that is captured; raises nothing that one rank alone may meet."""
+
+
 def capture(items: Sequence[Item]) -> tuple[SnapshotItem, ...]:
     """Return the state of all items at this boundary.
 
     The plain trees are encoded here, so they cannot change any more; the tensors are read by the stage phase, before
-    the boundary is left.
+    the boundary is left. Every item is prepared before any is captured: a value that only one rank cannot store must
+    not leave the modules of this rank in another form than those of the others.
 
     Raises:
         RequestError: A value cannot be stored; named by its path.
     """
+    for item in items:
+        if isinstance(item, Preparing):
+            item.prepare()
     return tuple(capture_item(item) for item in items)

@@ -24,7 +24,7 @@ from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
 from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
 from safepoint.state.module_tree import EXTRA_STATE, SavedEntry, SavedModule, parse_module
-from safepoint.state.names import Slot, class_of, walk_modules, walk_slots, wrapped_key
+from safepoint.state.names import Slot, class_of, reshard, walk_modules, walk_slots, wrapped_key
 from safepoint.state.own_state import refuse_own_state
 from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
 from safepoint.state.places import segment
@@ -51,6 +51,10 @@ class ModuleItem:
     def name(self) -> str:
         """Return the item's name, as registered."""
         return self._name
+
+    def prepare(self) -> None:
+        """Put the parameters of `fully_shard` back into their sharded form."""
+        reshard(self._module)
 
     def capture(self) -> CapturedItem:
         """Return all tensors by name, the extra state of submodules, and the flags."""

@@ -28,7 +28,7 @@ from safepoint.state.item import TensorSpec
 from safepoint.state.places import below, tensor_name
 from safepoint.state.sparse import SparseParts, check_parts, put_together
 from safepoint.state.stored import malformed, reading
-from safepoint.state.tensors import dtype_of, scalar_tensor
+from safepoint.state.tensors import dtype_of, is_distributed, scalar_tensor
 
 # A dict with this key stands for a sparse tensor; `tree.flatten` refuses a user's dict that has it.
 SPARSE_KEY = "safepoint.sparse"
@@ -39,8 +39,11 @@ _PENDING = object()
 
 
 def to_kind(tensor: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return the tensor on a kind of device if this process has one, else on the CPU."""
-    if tensor.device.type == kind:
+    """Return the tensor on a kind of device if this process has one, else on the CPU.
+
+    A distributed one is where its mesh has it.
+    """
+    if tensor.device.type == kind or is_distributed(tensor):
         return tensor
     engine = getattr(torch, kind, None) if kind in ("cuda", "mps", "xpu") else None
     return tensor.to(kind if engine is not None and engine.is_available() else "cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -9,10 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from safepoint.errors import Difference
-from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
+from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.rebuild import check_plain
+from safepoint.state.shards import ShardTarget, captured, new_target
 from safepoint.state.stored import field, malformed
-from safepoint.state.tensors import NewTensorTarget, TensorSource, spec_of
+from safepoint.state.tensors import NewTensorTarget, is_distributed
 from safepoint.state.tree import class_name, flatten, unflatten
 
 
@@ -46,6 +48,7 @@ class StatefulItem:
 
     `state_dict()` is called once for each capture. Tensors in it may be the live ones: they are read before the
     boundary is left. What is handed to `load_state_dict()` shares nothing with the checkpoint or with live state.
+    Where tensors are distributed over ranks, it is called before a restore as well, to tell how.
     """
 
     type = "stateful"
@@ -53,7 +56,7 @@ class StatefulItem:
     def __init__(self, name: str, stateful: Stateful) -> None:
         self._name = name
         self._stateful = stateful
-        self._targets: dict[str, NewTensorTarget] = {}
+        self._targets: dict[str, NewTensorTarget | ShardTarget] = {}
 
     @property
     def name(self) -> str:
@@ -71,8 +74,8 @@ class StatefulItem:
 
     def capture(self) -> CapturedItem:
         """Return the class and what `state_dict()` returns."""
-        whole = {"class": class_name(self._stateful), "state": self._stateful.state_dict()}
-        return _captured(self.type, whole, self._name)
+        plain, tensors = self._flatten()
+        return CapturedItem(self.type, plain, captured(tensors, self._name))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the object is of another class, else those that the object itself tells."""
@@ -81,9 +84,9 @@ class StatefulItem:
             return found
         return self._stateful.differences(unflatten(saved.plain, {})["state"])
 
-    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, TensorTarget]:
         """Return a target for each tensor; all are made anew, because the object decides what becomes of them."""
-        self._targets = _new_targets(saved)
+        self._targets = _new_targets(saved, self._flatten()[1] if _may_be_distributed(saved) else [], self._name)
         return dict(self._targets)
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
@@ -98,6 +101,10 @@ class StatefulItem:
             self._stateful.load_state_dict(whole["state"])
         return []
 
+    def _flatten(self) -> tuple[object, list[tuple[str, torch.Tensor]]]:
+        whole = {"class": class_name(self._stateful), "state": self._stateful.state_dict()}
+        return flatten(whole, path=self._name, may_be_distributed=True)
+
 
 class PlainItem:
     """Capture and restore a mutable dict or list: the same object is cleared and filled again."""
@@ -107,7 +114,7 @@ class PlainItem:
     def __init__(self, name: str, container: dict[Any, Any] | list[Any]) -> None:
         self._name = name
         self._container = container
-        self._targets: dict[str, NewTensorTarget] = {}
+        self._targets: dict[str, NewTensorTarget | ShardTarget] = {}
 
     @property
     def name(self) -> str:
@@ -116,7 +123,8 @@ class PlainItem:
 
     def capture(self) -> CapturedItem:
         """Return the contents."""
-        return _captured(self.type, {"class": class_name(self._container), "state": self._container}, self._name)
+        plain, tensors = self._flatten()
+        return CapturedItem(self.type, plain, captured(tensors, self._name))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the container is of another class."""
@@ -125,9 +133,9 @@ class PlainItem:
             field(saved.plain, "state", type(self._container), item=self._name)
         return found
 
-    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
+    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, TensorTarget]:
         """Return a target for each tensor; all are made anew."""
-        self._targets = _new_targets(saved)
+        self._targets = _new_targets(saved, self._flatten()[1] if _may_be_distributed(saved) else [], self._name)
         return dict(self._targets)
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
@@ -141,15 +149,12 @@ class PlainItem:
             self._container[:] = state
         return []
 
+    def _flatten(self) -> tuple[object, list[tuple[str, torch.Tensor]]]:
+        whole = {"class": class_name(self._container), "state": self._container}
+        return flatten(whole, path=self._name, may_be_distributed=True)
+
 
 PLAIN_CONTAINERS: tuple[type, ...] = (dict, OrderedDict, list)
-
-
-def _captured(kind: str, whole: Any, path: str) -> CapturedItem:
-    plain, tensors = flatten(whole, path=path)
-    return CapturedItem(
-        kind, plain, tuple(CapturedTensor(spec_of(key, one), TensorSource(one)) for key, one in tensors)
-    )
 
 
 def _compare_classes(saved: SavedItem, kind: str, name: str, item: str) -> list[Difference]:
@@ -159,12 +164,22 @@ def _compare_classes(saved: SavedItem, kind: str, name: str, item: str) -> list[
     return [] if before == name else [Difference(f"{item}.type", item, before, name)]
 
 
-def _new_targets(saved: SavedItem) -> dict[str, NewTensorTarget]:
+def _may_be_distributed(saved: SavedItem) -> bool:
+    return bool(saved.specs) and "torch.distributed.tensor" in sys.modules
+
+
+def _new_targets(
+    saved: SavedItem, live: list[tuple[str, torch.Tensor]], path: str
+) -> dict[str, NewTensorTarget | ShardTarget]:
+    """Return targets for all tensors; one that is distributed here, under the same name and shape, stays so."""
+    models = {name: one for name, one in live if is_distributed(one) and name in saved.specs}
+    likes = {name: one for name, one in models.items() if tuple(one.shape) == saved.specs[name].global_shape}
     # Made in host memory: the tree knows which kind of device each was on and moves it there.
-    return {name: NewTensorTarget(spec, torch.device("cpu")) for name, spec in saved.specs.items()}
+    host = torch.device("cpu")
+    return {name: new_target(spec, host, f"{path}: {name}", like=likes.get(name)) for name, spec in saved.specs.items()}
 
 
-def _made(targets: Mapping[str, NewTensorTarget]) -> dict[str, torch.Tensor]:
+def _made(targets: Mapping[str, NewTensorTarget | ShardTarget]) -> dict[str, torch.Tensor]:
     return {name: target.tensor for name, target in targets.items() if target.tensor is not None}
 
 
