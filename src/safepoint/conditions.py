@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from safepoint import __version__
-from safepoint.ambient import SystemAmbient
+from safepoint.ambient import Ambient
 from safepoint.boundary import Boundary
 from safepoint.contract import LEFT, Contract, Reason, saved_reason
 from safepoint.data.cursor import Replay
@@ -88,6 +88,7 @@ class Circumstances:
         config: The user's own settings, in the plain form in which they are stored.
         accumulation: Microbatches per update, if declared.
         contract: What is asked of a restore.
+        ambient: Gives the environment's switches.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class Circumstances:
         world_size: int,
         config: object,
         accumulation: int | None,
+        ambient: Ambient,
     ) -> None:
         self._contract = contract
+        self._ambient = ambient
         self._registry = registry
         self._boundary = boundary
         self._world_size = world_size
@@ -131,7 +134,7 @@ class Circumstances:
 
     def environment(self) -> dict[str, str]:
         """Return versions, devices and switches of now."""
-        workspace = SystemAmbient().variable("CUBLAS_WORKSPACE_CONFIG")
+        workspace = self._ambient.variable("CUBLAS_WORKSPACE_CONFIG")
         return {**describe(self._registry.objects.values(), workspace=workspace), "safepoint": __version__}
 
     def now(self) -> Conditions:

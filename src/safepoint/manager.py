@@ -99,8 +99,7 @@ class CheckpointManager:
         self._contract = contract or Contract()
         self._probe, plain = as_probe(probe), encode_plain(config, path="config")
         self._reads_back = read_back
-        group, registry = SoloGroup(), Registry()
-        self._registry = registry
+        group, self._registry = SoloGroup(), Registry()
         self._evidence = Evidence.find(self._ambient, self._registry.items)
         self._saver = Saver(
             self._storage,
@@ -116,12 +115,13 @@ class CheckpointManager:
         self._boundary = Boundary(self._monitor)
         self._placement = StreamPlacement()
         self._circumstances = Circumstances(
-            registry,
+            self._registry,
             self._boundary,
             self._contract,
             world_size=group.world_size,
             config=plain,
             accumulation=accumulation,
+            ambient=self._ambient,
         )
         self._membership = Membership(
             self._storage,
