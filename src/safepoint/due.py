@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from safepoint.boundary import Boundary
 from safepoint.conditions import Circumstances
 from safepoint.errors import RequestError
-from safepoint.joining.session import Session
+from safepoint.joining.follower import RankSession
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.saving.capture import Snapshot
@@ -34,7 +34,7 @@ class DueSaves:
         circumstances: Circumstances,
         saver: Saver,
         placement: StreamPlacement,
-        session: Callable[[], Session],
+        session: Callable[[], RankSession],
         probe: Probe | None,
     ) -> None:
         self._boundary = boundary

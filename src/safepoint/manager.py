@@ -19,23 +19,25 @@ from safepoint.checkpoints import Checkpoint, list_checkpoints
 from safepoint.conditions import Circumstances, as_numbers
 from safepoint.contract import Contract
 from safepoint.due import DueSaves
-from safepoint.errors import InternalError, RequestError, SafepointError
+from safepoint.enrolment import enrol
+from safepoint.errors import RequestError, SafepointError
 from safepoint.evidence import Evidence, watched_url
 from safepoint.format.plain import encode_plain
-from safepoint.group.solo import SoloGroup
+from safepoint.group.torch_store import find_group
 from safepoint.iteration import epochs_left, rest_of_epoch
-from safepoint.joining.session import Session
+from safepoint.joining.follower import RankSession
 from safepoint.membership import Membership, record_start
 from safepoint.progress import Progress
 from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext, Restored, restore_late
 from safepoint.restoring.select import Wish, check_run_is_there
+from safepoint.restoring.together import Ranks
 from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
-from safepoint.settings import check_kinds, check_switches, check_values, choose
+from safepoint.settings import check_kinds, check_switches, check_values, choose, compared_every
 from safepoint.source import as_source, begin
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
@@ -43,6 +45,9 @@ from safepoint.state.registry import Registry
 from safepoint.state.steps import StepMonitor
 from safepoint.storage.base import Storage
 from safepoint.storage.url import open_storage
+
+# How long the leader waits at the end for ranks that may still read its last word.
+FAREWELL_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +69,10 @@ class CheckpointManager:
         takeover: Fence out a process that holds the run, instead of being refused.
         restart: Begin at step 0 although there are checkpoints; they become superseded.
         deadline_s: How long a save waits for other ranks.
+        process_group: The ranks that save one checkpoint together; all of the job if absent. Making a manager is then a
+            collective call, and every rank calls the same methods at the same boundaries.
+        agreement: When replicas on several ranks are compared: at ``"every"`` save, at every so manieth, or ``"off"``.
+        on_disagreement: ``"refuse"`` a save whose replicas differ, or ``"warn"`` and save the lowest rank's.
         read_back: Capture the live state after a restore and compare its digests with the manifest's.
         storage: Where the bytes go, in place of `url`.
         ambient: The reader of clock, entropy and environment; replaced in tests.
@@ -87,6 +96,9 @@ class CheckpointManager:
         takeover: bool = False,
         restart: bool = False,
         deadline_s: float = 60.0,
+        process_group: Any = None,
+        agreement: str | int = "every",
+        on_disagreement: str = "refuse",
         read_back: bool = True,
         storage: Storage | None = None,
         ambient: Ambient | None = None,
@@ -94,12 +106,13 @@ class CheckpointManager:
         check_values(state, accumulation, deadline_s)
         check_kinds(contract=contract, save=save, keep=keep)
         check_switches(background=background, takeover=takeover, restart=restart, read_back=read_back)
-        self._ambient = ambient or SystemAmbient()
-        self._storage = storage or open_storage(watched_url(url, self._ambient))
-        self._contract = contract or Contract()
+        self._ambient = ambient = ambient or SystemAmbient()
+        self._storage = storage or open_storage(watched_url(url, ambient))
+        self._contract, self._reads_back = (contract := contract or Contract()), read_back
         self._probe, plain = as_probe(probe), encode_plain(config, path="config")
-        self._reads_back = read_back
-        group, self._registry = SoloGroup(), Registry()
+        self._group = group = find_group(ambient=ambient, process_group=process_group, deadline_s=deadline_s)
+        self._ranks = Ranks(group)
+        self._registry, ranks = (registry := Registry()), group.world_size
         self._evidence = Evidence.find(self._ambient, self._registry.items)
         self._saver = Saver(
             self._storage,
@@ -110,35 +123,30 @@ class CheckpointManager:
             background=background,
             deadline_s=deadline_s,
             evidence=self._evidence,
+            compares_every=compared_every(agreement, on_disagreement),
+            refuses_difference=on_disagreement == "refuse",
         )
         self._monitor = StepMonitor(self._registry.optimizers)
-        self._boundary = Boundary(self._monitor)
-        self._placement = StreamPlacement()
+        self._boundary = boundary = Boundary(self._monitor)
+        self._placement, self._restored = StreamPlacement(), Restored()
         self._circumstances = Circumstances(
-            self._registry,
-            self._boundary,
-            self._contract,
-            world_size=group.world_size,
-            config=plain,
-            accumulation=accumulation,
-            ambient=self._ambient,
+            registry, boundary, contract, world_size=ranks, config=plain, accumulation=accumulation, ambient=ambient
         )
         self._membership = Membership(
             self._storage,
             self._ambient,
-            world_size=group.world_size,
+            group=group,
             environment=self._circumstances.environment,
             takeover=takeover,
             restart=restart,
+            deadline_s=deadline_s,
         )
-        self._restored = Restored()
-        self._unusable = ""
         self._due = DueSaves(
-            self._boundary, self._circumstances, self._saver, self._placement, self._require_session, self._probe
+            boundary, self._circumstances, self._saver, self._placement, self._membership.require, self._probe
         )
         self._monitor.guard(self._due.before_step)
         try:
-            self._add(state)
+            self._enrol(state)
         except BaseException:
             self._release()
             raise
@@ -165,16 +173,16 @@ class CheckpointManager:
             MismatchError: The restored checkpoint does not fit it, or has no such item.
             ContractError: With it the promise asked for cannot be kept.
         """
-        self._add({name: entry})
+        self._enrol({name: entry})
         if self._restored.saved is None or self.progress.step != self._restored.saved.manifest.step:
             return
-        before = self._unusable
+        before = self._membership.unusable
         try:
             restore_late(self._restore_context(), self._restored.saved, name, storage=self._restored.storage)
         except SafepointError:
             self._circumstances.forget(name)
             raise
-        self._unusable = before
+        self._membership.unusable = before
         self._due.late -= {name}
         self._placement.settle()
 
@@ -212,13 +220,13 @@ class CheckpointManager:
         """
         self._saver.raise_owed(waits=True, is_explicit=True)
         # Where the training has begun, nothing found is nothing to go back to.
-        needs_one = required or self.progress.step > 0 or bool(self._unusable)
+        needs_one = required or self.progress.step > 0 or bool(self._membership.unusable)
         wish = Wish(step, branch, needs_one and source is None)
         choice = choose(skip=skip, items=items, late=late)
         other = as_source(source, own=self._storage, wish=wish)
-        check_run_is_there(self._storage, wish)
+        self._ranks.by_leader(lambda: check_run_is_there(self._storage, wish), None)
         if other is not None:
-            other.check_is_there(self._storage)
+            self._ranks.by_leader(lambda: other.check_is_there(self._storage), None)
         report = self._membership.enter(
             wish,
             lambda lineage: begin(
@@ -226,7 +234,7 @@ class CheckpointManager:
             ),
             partial(self._settle_on, choice=choice, is_branch=branch),
         )
-        self._unusable = ""
+        self._membership.unusable = ""
         self._evidence.tell("restored", **report.facts())
         return report
 
@@ -257,7 +265,7 @@ class CheckpointManager:
         Raises:
             SafepointError: A background save failed and its policy is to raise; a save made here failed.
         """
-        session = self._require_session()
+        session = self._membership.require()
         self._due.metrics = numbers = as_numbers(metrics)
         self._placement.disarm()
         ids = self._boundary.last_ids() if self._evidence.is_watched else {}
@@ -277,7 +285,7 @@ class CheckpointManager:
         Raises:
             RequestError: No epoch's end is due.
         """
-        self._require_session()
+        self._membership.require()
         if not self.epoch_end_due:
             raise RequestError("no epoch has come to its end", found=f"step {self.progress.step}, {self.progress}")
         self._boundary.end_epoch()
@@ -304,7 +312,7 @@ class CheckpointManager:
         Raises:
             SafepointError: The save failed (not in the background), or the one before it did.
         """
-        self._require_session()
+        self._membership.require()
         why = self._boundary.open_because()
         if why:
             return self._saver.defer(f"{why}; saved after update {self.progress.step + 1}")
@@ -346,20 +354,8 @@ class CheckpointManager:
         finally:
             self._release()
 
-    def _add(self, entries: Mapping[str, object]) -> None:
-        """Register objects, all or none; each may refer to any other of them."""
-        self._registry.add_all(entries)
-        try:
-            for name, entry in entries.items():
-                self._circumstances.add(self._registry.items[name])
-                self._boundary.watch(name, entry)
-        except BaseException:
-            for name in entries:
-                self._circumstances.forget(name)
-            raise
-        for entry in entries.values():
-            if hasattr(entry, "before_handing"):
-                entry.before_handing = partial(self._due.before_handing, entry)
+    def _enrol(self, entries: Mapping[str, object]) -> None:
+        enrol(entries, self._registry, self._circumstances, self._boundary, self._due)
 
     def _restore_context(self) -> RestoreContext:
         return RestoreContext(
@@ -373,12 +369,13 @@ class CheckpointManager:
             probe=self._probe,
             reads_back=self._reads_back,
             undisturbed=undisturbed_streams,
+            ranks=self._ranks,
         )
 
     def _mark_touched(self) -> None:
-        self._unusable = "a restore did not come to its end, so the live objects may hold a mixture"
+        self._membership.unusable = "a restore did not come to its end, so the live objects may hold a mixture"
 
-    def _settle_on(self, session: Session, restored: Restored, *, choice: Choice, is_branch: bool) -> RestoreReport:
+    def _settle_on(self, session: RankSession, restored: Restored, *, choice: Choice, is_branch: bool) -> RestoreReport:
         """Stand on the restored boundary, record it, and make the report."""
         self._circumstances.resume(restored, late=choice.late)
         replayed = record_start(session, restored, is_branch=is_branch)
@@ -389,12 +386,8 @@ class CheckpointManager:
             self._placement.arm(is_within_epoch=self._boundary.is_within_epoch)
         return restored.report(step=self.progress.step, replayed=replayed)
 
-    def _require_session(self) -> Session:
-        if self._unusable:
-            raise InternalError(self._unusable, remedy="Restore a good checkpoint, or end the process.")
-        return self._membership.require()
-
     def _release(self) -> None:
         self._monitor.close()
         self._saver.close()
         self._membership.close()
+        self._group.close(deadline_s=FAREWELL_S)

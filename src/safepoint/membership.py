@@ -8,7 +8,10 @@ from typing import TypeVar
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage, read_lineage
-from safepoint.errors import RequestError
+from safepoint.errors import InternalError, RequestError
+from safepoint.group.agreement import lead
+from safepoint.group.base import Group
+from safepoint.joining.follower import RankSession, join_run
 from safepoint.joining.session import Session
 from safepoint.restoring.restore import Restored
 from safepoint.restoring.select import Wish, nothing_found, select
@@ -18,13 +21,14 @@ Told = TypeVar("Told")
 
 
 class Membership:
-    """Hold at most one session at a time.
+    """Hold at most one session at a time. All ranks join, and record, alike.
 
     Args:
-        world_size: Number of ranks.
+        group: The ranks.
         environment: Tells versions and devices, for the record of each start.
         takeover: Fence out a process that holds the run, instead of being refused.
         restart: Pass over the checkpoints that there are, once.
+        deadline_s: How long to wait for other ranks.
     """
 
     def __init__(
@@ -32,47 +36,56 @@ class Membership:
         storage: Storage,
         ambient: Ambient,
         *,
-        world_size: int,
+        group: Group,
         environment: Callable[[], Mapping[str, str]],
         takeover: bool,
         restart: bool,
+        deadline_s: float = 60.0,
     ) -> None:
         self._storage = storage
         self._ambient = ambient
-        self._world_size = world_size
+        self._group = group
+        self._deadline_s = deadline_s
+        self._joins = 0
         self._environment = environment
         self._takeover = takeover
-        self._session: Session | None = None
+        self._session: RankSession | None = None
         self._thread = threading.get_ident()
         self._is_closed = False
         self.restarts = restart
+        # Why the live objects must not be trained on; empty where they may.
+        self.unusable = ""
 
     @property
     def is_joined(self) -> bool:
         """Return whether this process holds a session; a child that was forked off does not."""
         return self._session is not None and self._session.is_own
 
-    def join(self, wish: Wish) -> Session:
+    def join(self, wish: Wish) -> RankSession:
         """Claim the next number and return the session, which is not yet held: see `hold`.
 
         Raises:
             RequestError: The membership was closed.
             FencedError: Another living process holds the run.
             CorruptionError: The run's records cannot be trusted.
+            RequestError: Not all ranks see the same folder.
         """
         if self._is_closed:
             raise RequestError("the manager is closed", where=self._storage.url, remedy="Make another one.")
-        return Session(
+        self._joins += 1
+        return join_run(
             self._storage,
+            self._group,
             self._ambient,
-            world_size=self._world_size,
+            topic=f"join/attempt-{self._joins}",
             versions=dict(self._environment()),
             takeover=self._takeover,
             needs_chain=not (self.restarts or (wish.branch and wish.step is not None)),
+            deadline_s=self._deadline_s,
         )
 
     def enter(
-        self, wish: Wish, find: Callable[[Lineage], Restored], settle: Callable[[Session, Restored], Told]
+        self, wish: Wish, find: Callable[[Lineage], Restored], settle: Callable[[RankSession, Restored], Told]
     ) -> Told:
         """Join, or join anew, and hold the session once what it resumes is recorded.
 
@@ -97,20 +110,23 @@ class Membership:
         self.hold(session)
         return told
 
-    def hold(self, session: Session) -> None:
+    def hold(self, session: RankSession) -> None:
         """Hold a session that has recorded what it resumed."""
         self._session = session
         self._thread = threading.get_ident()
         self.restarts = False
 
-    def require(self) -> Session:
+    def require(self) -> RankSession:
         """Return the session; a first boundary without a restore joins here, and passes over no checkpoint.
 
         Raises:
             RequestError: The run has checkpoints, and the training did not start from one; or it was closed; or this
                 process is a child that was forked off.
             CorruptionError: It has checkpoints, and none can be used.
+            InternalError: The live objects are unusable.
         """
+        if self.unusable:
+            raise InternalError(self.unusable, remedy="Restore a good checkpoint, or end the process.")
         if self._session is not None:
             self._session.check_is_own()
             if threading.get_ident() != self._thread:
@@ -142,7 +158,14 @@ class Membership:
         self.leave()
         self._is_closed = True
 
-    def _check_nothing_is_there(self, session: Session) -> None:
+    def _check_nothing_is_there(self, session: RankSession) -> None:
+        def look() -> bytes:
+            self._look_for_checkpoints(session)
+            return b""
+
+        lead(self._group, f"join/{session.claim.incarnation}/nothing", look, deadline_s=self._deadline_s)
+
+    def _look_for_checkpoints(self, session: RankSession) -> None:
         generation, met = select(self._storage, session.lineage, Wish(), {})
         if generation is None:
             nothing_found(self._storage, session.lineage, Wish(), {refusal.generation: refusal for refusal in met})
@@ -155,11 +178,15 @@ class Membership:
         )
 
 
-def record_start(session: Session, restored: Restored, *, is_branch: bool) -> int:
-    """Record what a session resumes, durably, and return how many updates are known to be done again.
+def record_start(session: RankSession, restored: Restored, *, is_branch: bool) -> int:
+    """Record what a session resumes, durably, and return how many updates are known to be done again; on all ranks.
 
     Spec: C1.
     """
+    return session.recorded(lambda leader: _record(leader, restored, is_branch=is_branch))
+
+
+def _record(session: Session, restored: Restored, *, is_branch: bool) -> int:
     refused = tuple(restored.refused.values())
     if restored.saved is None:
         session.record(resumed=None, step=0, chain=(), refused=refused, branch=is_branch)

@@ -25,7 +25,7 @@ from safepoint.errors import (
 )
 from safepoint.evidence import Evidence
 from safepoint.group.base import Group
-from safepoint.joining.session import Session
+from safepoint.joining.follower import RankSession
 from safepoint.retention.policy import Keep
 from safepoint.retention.retain import retain
 from safepoint.saving.background import BackgroundSaver, SaveHandle
@@ -115,7 +115,7 @@ class Saver:
         is_due = self._due.is_due(incarnation, step=step, last_step=self._last_step, last_time=self._last_time)
         return handle or (SaveHandle(is_explicit=is_explicit) if is_due else None)
 
-    def save(self, session: Session, snapshot: Callable[[], Snapshot], handle: SaveHandle) -> None:
+    def save(self, session: RankSession, snapshot: Callable[[], Snapshot], handle: SaveHandle) -> None:
         """Save what `snapshot` captures; return when it is done or, in the background, when live memory may change.
 
         Args:
@@ -195,7 +195,7 @@ class Saver:
         handle.run(functools.partial(_raise, error))
         raise error
 
-    def _finish(self, context: SaveContext, session: Session, staged: StagedSave) -> SaveResult:
+    def _finish(self, context: SaveContext, session: RankSession, staged: StagedSave) -> SaveResult:
         try:
             result = finish(context, staged)
         except OutcomeUnknownError:
@@ -207,7 +207,7 @@ class Saver:
         self._evidence.tell("committed", step=result.step, generation=result.generation)
         return result
 
-    def _retain(self, session: Session) -> None:
+    def _retain(self, session: RankSession) -> None:
         report = retain(
             self._storage,
             run=session.claim.run,

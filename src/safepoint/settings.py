@@ -40,6 +40,23 @@ def check_switches(**switches: object) -> None:
             raise _wrong(name, "True or False", value)
 
 
+def compared_every(agreement: object, on_disagreement: object) -> int:
+    """Return at every which save replicas are compared; 0 for never.
+
+    Raises:
+        RequestError: A setting is none that there is.
+    """
+    if on_disagreement not in ("refuse", "warn"):
+        raise _wrong("on_disagreement", "'refuse' or 'warn'", on_disagreement)
+    if agreement == "every":
+        return 1
+    if agreement == "off":
+        return 0
+    if type(agreement) is not int or agreement < 1:
+        raise _wrong("agreement", "'every', 'off', or every how many saves", agreement)
+    return agreement
+
+
 def choose(*, skip: Iterable[str], items: Iterable[str] | None, late: Iterable[str]) -> Choice:
     """Return the choice that the options of a restore make.
 

@@ -129,7 +129,7 @@ class Job:
         self.weights = [Weights("first"), Weights("second")]
         self.items.update({entry.name: entry for entry in self.weights})
         self.membership = Membership(
-            storage, self.ambient, world_size=1, environment=dict, takeover=takeover, restart=False
+            storage, self.ambient, group=SoloGroup(), environment=dict, takeover=takeover, restart=False
         )
         self.saver = Saver(
             storage,

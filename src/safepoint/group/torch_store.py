@@ -93,6 +93,18 @@ def open_group(
     return group
 
 
+def find_group(*, ambient: Ambient, process_group: dist.ProcessGroup | None, deadline_s: float) -> Group:
+    """Return the group of a job: that of its ranks where torch.distributed is initialised, else this process alone.
+
+    Raises:
+        RequestError: A process group is given, and torch.distributed is not initialised; or as `open_group` does.
+        AbortedError: As `open_group` does.
+    """
+    if process_group is None and not (dist.is_available() and dist.is_initialized()):
+        return SoloGroup()
+    return open_group(ambient=ambient, process_group=process_group, deadline_s=deadline_s)
+
+
 def serve(hosts: tuple[str, ...], *, ambient: Ambient) -> TorchStoreBoard:
     """Start a server in this process, and return its board.
 

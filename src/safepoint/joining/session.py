@@ -6,21 +6,33 @@ does nothing there: the run is the parent's, threads did not come along, and a l
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
+
 from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage, read_lineage
 from safepoint.errors import CorruptionError, InternalError, RequestError
 from safepoint.format.names import incarnation_path
 from safepoint.format.records import LineageLink, Refusal
+from safepoint.group.agreement import lead
+from safepoint.group.base import Group
+from safepoint.group.solo import SoloGroup
 from safepoint.joining.claim import Claim, claim_incarnation, close_claim, record_resumed
 from safepoint.joining.holder import Heartbeat
 from safepoint.journal import Journal, read_journal
 from safepoint.storage.base import Storage
 
+# What the leader tells of a recorded start: a number of its choice, and the chain.
+RECORDED = tuple[int, tuple[LineageLink, ...]]
+
 
 class Session:
-    """Hold a run from the claim of a number until `close`.
+    """Hold a run from the claim of a number until `close`; on the leader of several ranks only.
 
     Args:
+        group: The ranks that are told what was recorded; None for this process alone.
+        deadline_s: How long they wait for it.
         needs_chain: Whether a lineage that cannot be told refuses the join.
         takeover: Fence a living holder out instead of being refused.
 
@@ -40,7 +52,11 @@ class Session:
         versions: dict[str, str],
         takeover: bool,
         needs_chain: bool = True,
+        group: Group | None = None,
+        deadline_s: float = 60.0,
     ) -> None:
+        self._group = group or SoloGroup()
+        self._deadline_s = deadline_s
         self._storage = storage
         self._ambient = ambient
         self._chain: tuple[LineageLink, ...] = ()
@@ -89,13 +105,7 @@ class Session:
     def check_is_own(self) -> None:
         """Raise `RequestError` in a child that was forked off after the session was made."""
         if not self.is_own:
-            raise RequestError(
-                "the run is held by the process that this one was forked from",
-                where=self._storage.url,
-                expected=f"process {self._pid}",
-                found=f"process {self._ambient.pid()}",
-                remedy="Train and save in the parent, or make a manager after the fork.",
-            )
+            raise forked(self._storage, self._pid, self._ambient.pid())
 
     def furthest_step(self) -> int:
         """Return the last update that earlier starts on the lineage are known to have done; 0 when none is known.
@@ -147,6 +157,20 @@ class Session:
         self._journal = Journal(self._storage, self.claim.incarnation)
         self._journal.event("resumed", generation=resumed, step=step)
 
+    def recorded(self, act: Callable[[Session], int]) -> int:
+        """Let `act` record what this start goes on from, tell all ranks the chain, and return what it returned.
+
+        Raises:
+            SafepointError: What the act raised, on every rank.
+        """
+
+        def told() -> bytes:
+            return msgspec.json.encode((act(self), self._chain))
+
+        topic = f"join/{self.claim.incarnation}/recorded"
+        number, _ = msgspec.json.decode(lead(self._group, topic, told, deadline_s=self._deadline_s), type=RECORDED)
+        return number
+
     def close(self) -> None:
         """Let the run go, and say so; a claim that has recorded nothing is closed. Idempotent; nothing in a fork."""
         if self._is_closed or not self.is_own:
@@ -158,6 +182,17 @@ class Session:
             self._heartbeat.close()
         if not self._chain:
             close_claim(self._storage, self._ambient, self._claim, reason="the start ended before it recorded anything")
+
+
+def forked(storage: Storage, parent: int, child: int) -> RequestError:
+    """Return the error of a use in a process that was forked off the one that holds the run."""
+    return RequestError(
+        "the run is held by the process that this one was forked from",
+        where=storage.url,
+        expected=f"process {parent}",
+        found=f"process {child}",
+        remedy="Train and save in the parent, or make a manager after the fork.",
+    )
 
 
 def _check_no_record_was_lost(storage: Storage, lineage: Lineage) -> None:

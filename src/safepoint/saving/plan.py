@@ -5,7 +5,8 @@
 2. An error of any rank, in its capture as well, is raised on all.
 3. Layouts are sent in full only where the leader does not know their digest, parts only where a rank has not the part
    of this division yet. Both are kept from save to save.
-4. A rank that missed attempts passes over them: their words stay until every rank has made a later offer.
+4. A rank that missed attempts passes over them: their words stay until every rank has made a later offer. At each
+   attempt the leader says again, where the earlier ones since the last offer of all would have been heard, which it is.
 
 Live memory stands still meanwhile. Nothing is copied and nothing written before the plan is made.
 
@@ -21,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from safepoint.errors import AbortedError, InternalError, SafepointError
+from safepoint.errors import AbortedError, InternalError, LeaderLostError, SafepointError
 from safepoint.format.digest import digest_bytes
 from safepoint.group.agreement import join, lead
 from safepoint.group.base import Group
@@ -35,6 +36,8 @@ from safepoint.state.snapshot import SnapshotItem, digest_state
 _DIVIDED = frozenset({"module", "optimizer"})
 
 UNKNOWN = "unknown"
+
+_MOST_UNHEARD = 16
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +125,7 @@ class Planner:
         self._compares_every = compares_every
         self._incarnation = 0
         self._attempt = 0
+        self._unheard: list[str] = []
         self._count = 0
         self._layouts: dict[str, Layout] = {}
         self._divided = ("", RankPart())
@@ -157,12 +161,10 @@ class Planner:
         if self._group.world_size == 1:
             return self._alone(snapshot(), name_generation)
         if incarnation != self._incarnation:
-            self._incarnation, self._attempt = incarnation, 0
+            self._incarnation, self._attempt, self._unheard = incarnation, 0, []
         taken = _taken(snapshot)
         while True:
-            topic = f"plan/{incarnation}/{self._attempt}"
-            leaders_step = int(lead(self._group, topic, lambda: b"%d" % _step_of(taken), deadline_s=self._deadline_s))
-            self._attempt += 1
+            topic, leaders_step = self._meet(taken)
             try:
                 return self._answered(topic, taken, name_generation)
             except AbortedError as exc:
@@ -170,6 +172,33 @@ class Planner:
                 if not (is_behind and exc.where == f"{topic}/offers/parts"):
                     raise
                 _log.info("passing over a save at step %d that this rank took no part in", leaders_step)
+
+    def _meet(self, taken: _Taken | SafepointError) -> tuple[str, int]:
+        """Return the topic at which the ranks meet, and the leader's step.
+
+        Once the leader's word is said, also if that is an error, the attempt is over.
+        """
+        topic = f"plan/{self._incarnation}/{self._attempt}"
+        word = b"%d " % self._attempt
+        if self._group.rank == 0:
+            self._attempt += 1
+            self._topics.append(topic)
+            # The word of an attempt that failed at once is an error, which a rank may still have to read.
+            if isinstance(taken, _Taken):
+                unheard, self._unheard = self._unheard, [*self._unheard[1 - _MOST_UNHEARD :], topic]
+                for earlier in unheard:
+                    # Whoever lost the word of an earlier attempt still waits for it, and is told where the ranks are.
+                    lead(self._group, earlier, lambda: word + b"%d" % _step_of(taken), deadline_s=self._deadline_s)
+        try:
+            said = lead(self._group, topic, lambda: word + b"%d" % _step_of(taken), deadline_s=self._deadline_s)
+        except LeaderLostError:
+            raise
+        except SafepointError:
+            self._attempt += self._group.rank != 0
+            raise
+        attempt, step = map(int, said.split())
+        self._attempt = attempt + 1
+        return f"plan/{self._incarnation}/{attempt}", step
 
     def _alone(self, snapshot: Snapshot, name_generation: Callable[[int], str]) -> Agreed:
         """Plan for one rank, which writes all it holds."""
@@ -266,8 +295,9 @@ class Planner:
         """Forget what was said before: every rank has made this offer, so nobody reads it any more."""
         if self._group.rank == 0:
             for earlier in self._topics:
-                self._group.settle(earlier)
-        self._topics = [topic]
+                if earlier != topic:
+                    self._group.settle(earlier)
+        self._topics, self._unheard = [topic], []
 
 
 def check_alike(types: dict[int, str], *, item: str) -> str:

@@ -1,0 +1,140 @@
+"""Who writes what: evenly, each row once, and as a function of the layouts alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from safepoint.errors import AbortedError
+from safepoint.format.digest import digest_bytes
+from safepoint.format.extent import Box, check_tiling
+from safepoint.saving.divide import Division, divide
+from safepoint.saving.layout import Layout, LayoutBox
+
+NOBODY_S_OWN: frozenset[str] = frozenset()
+
+
+def plain(name: str, *shape: int, item: str = "model", dtype: str = "float32", is_leaders: bool = False) -> LayoutBox:
+    return LayoutBox(item, name, dtype, shape, (0,) * len(shape), shape, is_leaders)
+
+
+def rows(name: str, whole: tuple[int, ...], start: int, stop: int) -> LayoutBox:
+    return LayoutBox("model", name, "float32", whole, (start, *(0 for _ in whole[1:])), (stop - start, *whole[1:]))
+
+
+def layout(*boxes: LayoutBox) -> Layout:
+    return Layout(boxes, digest_bytes(repr(boxes).encode()))
+
+
+def sizes(division: Division) -> list[int]:
+    return [sum(box.size_bytes for box in boxes) for boxes in division.planned]
+
+
+def check_is_whole(division: Division) -> None:
+    pieces: dict[str, list[LayoutBox]] = {}
+    for box in (box for boxes in division.planned for box in boxes):
+        pieces.setdefault(box.name, []).append(box)
+    for name, boxes in pieces.items():
+        check_tiling(boxes[0].global_shape, [Box(box.offset, box.shape) for box in boxes], where=name)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7, 64])
+def test_replicated_tensors_are_divided_within_a_tenth_of_the_fair_share(world_size: int) -> None:
+    """Spec: C2.1"""
+    model = layout(
+        plain("embedding", 50_000, 64),
+        *(plain(f"layer{n}.weight", 512, 512) for n in range(12)),
+        *(plain(f"layer{n}.bias", 512) for n in range(12)),
+        plain("scale", 1),
+    )
+    division = divide([model] * world_size, NOBODY_S_OWN)
+    check_is_whole(division)
+    fair = sum(box.size_bytes for box in model.boxes) / world_size
+    assert sum(sizes(division)) == pytest.approx(fair * world_size)
+    assert max(sizes(division)) <= 1.1 * fair
+    assert division.tensor_counts == {"model": 26}
+    assert division.holders == (tuple(range(world_size)),)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_layouts_are_divided_whole_and_those_with_freedom_evenly(seed: int) -> None:
+    """Spec: C2.1, C5.1"""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    world_size = chance.randint(2, 9)
+    held: list[list[LayoutBox]] = [[] for _ in range(world_size)]
+    for number in range(chance.randint(1, 12)):
+        whole = (chance.randint(1, 4000), chance.randint(1, 8))
+        parts = chance.choice([1, 1, 2, world_size])
+        bounds = sorted([0, whole[0], *(chance.randint(0, whole[0]) for _ in range(parts - 1))])
+        for rank in range(world_size):
+            part = rank % parts
+            held[rank].append(rows(f"t{number:02d}", whole, bounds[part], bounds[part + 1]))
+    layouts = [layout(*boxes) for boxes in held]
+    division = divide(layouts, NOBODY_S_OWN)
+    check_is_whole(division)
+    assert divide(layouts, NOBODY_S_OWN) == division
+    total = sum(box.size_bytes for boxes in division.planned for box in boxes)
+    assert sum(sizes(division)) == total == division.sizes_bytes["model"]
+    for rank, boxes in enumerate(division.planned):
+        for box in boxes:
+            assert any(is_within(box, one) for one in held[rank]), "a rank writes what it holds"
+
+
+def is_within(box: LayoutBox, other: LayoutBox) -> bool:
+    start, end = other.offset[0], other.offset[0] + other.shape[0]
+    return box.name == other.name and start <= box.offset[0] and box.offset[0] + box.shape[0] <= end
+
+
+def test_a_rank_with_much_of_its_own_writes_less_of_what_is_shared() -> None:
+    shared, own = plain("shared", 1000, 100), plain("own", 600, 100)
+    division = divide([layout(own, shared), layout(shared)], NOBODY_S_OWN)
+    assert sizes(division) == [320_000, 320_000]
+    heavy = plain("own", 5000, 100)
+    assert sizes(divide([layout(heavy, shared), layout(shared)], NOBODY_S_OWN)) == [2_000_000, 400_000]
+
+
+def test_items_of_ranks_own_are_written_by_each_and_not_taken_for_replicas() -> None:
+    own = layout(plain("t", 10, item="own"))
+    division = divide([own] * 3, frozenset({"own"}))
+    assert sizes(division) == [40, 40, 40]
+    assert division.tensor_counts == {"own": 3}
+    assert division.holders == ()
+    other = layout(plain("t", 7, item="own"))
+    assert sizes(divide([own, other], frozenset({"own"}))) == [40, 28]
+
+
+def test_what_is_the_leader_s_is_written_by_the_lowest_holder() -> None:
+    buffers = layout(*(plain(f"b{n}", 100, is_leaders=True) for n in range(4)))
+    division = divide([layout(), buffers, buffers], NOBODY_S_OWN)
+    assert sizes(division) == [0, 1600, 0]
+    assert [one.is_leaders for one in division.parts[2].replicas] == [True]
+
+
+def test_small_tensors_are_not_cut() -> None:
+    model = layout(*(plain(f"t{n:03d}", 16) for n in range(300)))
+    division = divide([model] * 4, NOBODY_S_OWN)
+    assert all(not box.is_part for boxes in division.planned for box in boxes)
+    assert max(sizes(division)) <= 1.1 * 300 * 64 / 4
+
+
+@pytest.mark.parametrize("shape", [(), (1, 10**6)])
+def test_what_has_one_row_is_written_whole(shape: tuple[int, ...]) -> None:
+    division = divide([layout(plain("t", *shape))] * 3, NOBODY_S_OWN)
+    assert sorted(len(boxes) for boxes in division.planned) == [0, 0, 1]
+
+
+def test_different_tensors_under_one_name_are_refused_with_both_ranks() -> None:
+    for other in (plain("t", 11), plain("t", 10, dtype="float64")):
+        with pytest.raises(AbortedError, match=r"model/t.*as on rank 0.*on rank 2"):
+            divide([layout(plain("t", 10)), layout(), layout(other)], NOBODY_S_OWN)
+
+
+@pytest.mark.parametrize(
+    "parts", [((0, 4), (5, 10)), ((0, 6), (5, 10)), ((0, 5), (5, 9))], ids=["gap", "overlap", "end"]
+)
+def test_boxes_with_a_gap_or_an_overlap_abort(parts: tuple[tuple[int, int], ...]) -> None:
+    """Spec: C5.1"""
+    with pytest.raises(AbortedError, match="model/t"):
+        divide([layout(rows("t", (10, 3), *part)) for part in parts], NOBODY_S_OWN)
