@@ -13,11 +13,9 @@ import torch
 from safepoint.errors import CorruptionError
 from safepoint.state.item import Permits, SavedItem
 from safepoint.state.randomness import (
+    GeneratorItem,
     GlobalRandomItem,
-    NumpyGeneratorItem,
-    PythonRandomItem,
     RandomStreams,
-    TorchGeneratorItem,
 )
 from tests.state.roundtrip import Stored
 
@@ -97,15 +95,15 @@ def test_a_malformed_stream_is_damage() -> None:
 GENERATORS: dict[str, tuple[Callable[[int], Any], Callable[[str, Any], Any], Callable[[Any], Any]]] = {
     "torch": (
         lambda s: torch.Generator().manual_seed(s),
-        TorchGeneratorItem,
+        GeneratorItem,
         lambda g: torch.rand(1, generator=g).item(),
     ),
-    "python": (random.Random, PythonRandomItem, lambda g: g.gauss(0, 1)),
-    "numpy": (np.random.default_rng, NumpyGeneratorItem, lambda g: (float(g.random()), int(g.integers(9, dtype="u4")))),
-    "philox": (lambda s: np.random.Generator(np.random.Philox(s)), NumpyGeneratorItem, lambda g: float(g.normal())),
-    "sfc64": (lambda s: np.random.Generator(np.random.SFC64(s)), NumpyGeneratorItem, lambda g: float(g.normal())),
-    "mt19937": (lambda s: np.random.Generator(np.random.MT19937(s)), NumpyGeneratorItem, lambda g: float(g.normal())),
-    "legacy": (np.random.RandomState, NumpyGeneratorItem, lambda g: float(g.normal())),
+    "python": (random.Random, GeneratorItem, lambda g: g.gauss(0, 1)),
+    "numpy": (np.random.default_rng, GeneratorItem, lambda g: (float(g.random()), int(g.integers(9, dtype="u4")))),
+    "philox": (lambda s: np.random.Generator(np.random.Philox(s)), GeneratorItem, lambda g: float(g.normal())),
+    "sfc64": (lambda s: np.random.Generator(np.random.SFC64(s)), GeneratorItem, lambda g: float(g.normal())),
+    "mt19937": (lambda s: np.random.Generator(np.random.MT19937(s)), GeneratorItem, lambda g: float(g.normal())),
+    "legacy": (np.random.RandomState, GeneratorItem, lambda g: float(g.normal())),
 }
 
 

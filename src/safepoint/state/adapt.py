@@ -14,7 +14,7 @@ from safepoint.errors import RequestError
 from safepoint.state.item import Item
 from safepoint.state.modules import ModuleItem
 from safepoint.state.optimizers import OptimizerItem
-from safepoint.state.randomness import NumpyGeneratorItem, PythonRandomItem, TorchGeneratorItem
+from safepoint.state.randomness import GeneratorItem
 from safepoint.state.scalers import ScalerItem
 from safepoint.state.schedulers import SchedulerItem
 from safepoint.state.stateful import PLAIN_CONTAINERS, PlainItem, Stateful, StatefulItem
@@ -48,12 +48,10 @@ def make_item(name: str, entry: object, *, surroundings: Surroundings) -> Item:
         return SchedulerItem(name, entry, surroundings.optimizers)
     if isinstance(entry, torch.amp.GradScaler):
         return ScalerItem(name, entry)
-    if isinstance(entry, torch.Generator):
-        return TorchGeneratorItem(name, entry)
-    if isinstance(entry, np.random.Generator | np.random.RandomState):
-        return NumpyGeneratorItem(name, entry)
+    if isinstance(entry, torch.Generator | np.random.Generator | np.random.RandomState):
+        return GeneratorItem(name, entry)
     if isinstance(entry, random.Random) and not isinstance(entry, random.SystemRandom):
-        return PythonRandomItem(name, entry)
+        return GeneratorItem(name, entry)
     if type(entry) in PLAIN_CONTAINERS:
         return PlainItem(name, entry)  # type: ignore[arg-type]  # the line above says which types these are
     if isinstance(entry, Stateful) and not isinstance(entry, type):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from safepoint.state.item import STREAMS_ITEM, CapturedItem, Permits, SavedItem,
 from safepoint.state.stored import elements, malformed, reading, record
 
 _ENGINES = ("cuda", "xpu", "mps")
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,118 +112,40 @@ class GlobalRandomItem:
         return [f"random stream {name}" for name in skipped]
 
 
-class TorchGeneratorItem:
-    """Capture and restore a `torch.Generator`."""
+class GeneratorItem:
+    """Capture and restore a generator of the user's: of torch, of numpy whatever its bit generator, or of Python."""
 
-    type = "torch_generator"
-
-    def __init__(self, name: str, generator: torch.Generator) -> None:
+    def __init__(self, name: str, generator: Generator) -> None:
         self._name = name
         self._generator = generator
+        self._kind = _kind_of(generator)
 
     @property
     def name(self) -> str:
         """Return the item's name, as registered."""
         return self._name
 
+    @property
+    def type(self) -> str:
+        """Return ``torch_generator``, ``numpy_generator`` or ``python_random``."""
+        return self._kind.type_name
+
     def capture(self) -> CapturedItem:
-        """Return the state and the kind of device, which sets its form."""
-        state = _to_bytes(self._generator.get_state())
-        return CapturedItem(self.type, {"form": self._generator.device.type, "state": state})
+        """Return the state, and what sets its form: the kind of device, the bit generator, Python's version of it."""
+        return CapturedItem(
+            self.type, {"form": self._kind.form(self._generator), "state": self._kind.state(self._generator)}
+        )
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
-        """Return a difference when the generator is of another kind of device."""
+        """Return a difference when the live generator's state has another form."""
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
-        form, state = _parse_form(saved, bytes, self._name)
-        found = _compare_form(self._name, form, self._generator.device.type)
-        if not found:
-            _try_torch(state, form, self._name)
-        return found
-
-    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
-        """Return nothing: the state is bytes of the tree."""
-        return {}
-
-    def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
-        """Set the state, unless a permitted difference of kind makes it impossible."""
-        if self.check(saved):
-            return ["the generator"]
-        self._generator.set_state(_to_tensor(_parse_form(saved, bytes, self._name)[1]))
+        form, state = self._parse(saved)
+        live = self._kind.form(self._generator)
+        if form != live:
+            return [Difference(f"{self._name}.type", self._name, form, live)]
+        self._kind.try_state(self._generator, state, self._name)
         return []
-
-
-class NumpyGeneratorItem:
-    """Capture and restore a `numpy.random.Generator` or `RandomState`, whatever its bit generator."""
-
-    type = "numpy_generator"
-
-    def __init__(self, name: str, generator: np.random.Generator | np.random.RandomState) -> None:
-        self._name = name
-        self._generator = generator
-
-    @property
-    def name(self) -> str:
-        """Return the item's name, as registered."""
-        return self._name
-
-    def capture(self) -> CapturedItem:
-        """Return the state, and which bit generator it is of."""
-        return CapturedItem(self.type, {"form": self._form(), "state": _pack(_numpy_state(self._generator))})
-
-    def check(self, saved: SavedItem) -> Sequence[Difference]:
-        """Return a difference when class or bit generator are not the same."""
-        if saved.type != self.type:
-            return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
-        form, state = _parse_form(saved, dict, self._name)
-        found = _compare_form(self._name, form, self._form())
-        if not found:
-            _try_numpy(copy.deepcopy(self._generator), state, self._name)
-        return found
-
-    def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
-        """Return nothing: the state is bytes of the tree."""
-        return {}
-
-    def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
-        """Set the state, unless a permitted difference of kind makes it impossible."""
-        if self.check(saved):
-            return ["the generator"]
-        _set_numpy(self._generator, _parse_form(saved, dict, self._name)[1])
-        return []
-
-    def _form(self) -> str:
-        return f"{type(self._generator).__name__} over {_numpy_state(self._generator)['bit_generator']}"
-
-
-class PythonRandomItem:
-    """Capture and restore a `random.Random`."""
-
-    type = "python_random"
-
-    def __init__(self, name: str, generator: random.Random) -> None:
-        self._name = name
-        self._generator = generator
-
-    @property
-    def name(self) -> str:
-        """Return the item's name, as registered."""
-        return self._name
-
-    def capture(self) -> CapturedItem:
-        """Return the state."""
-        state = self._generator.getstate()
-        return CapturedItem(self.type, {"form": f"version {state[0]}", "state": _pack_python(state)})
-
-    def check(self, saved: SavedItem) -> Sequence[Difference]:
-        """Return a difference when Python's form of the state has changed."""
-        if saved.type != self.type:
-            return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
-        form, state = _parse_form(saved, tuple, self._name)
-        found = _compare_form(self._name, form, f"version {self._generator.getstate()[0]}")
-        if not found:
-            _try_python(state, self._name)
-        return found
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return nothing: the state is bytes of the tree."""
@@ -231,12 +155,53 @@ class PythonRandomItem:
         """Set the state, unless a permitted difference of form makes it impossible."""
         if self.check(saved):
             return ["the generator"]
-        self._generator.setstate(_unpack_python(_parse_form(saved, tuple, self._name)[1]))
+        self._kind.set_state(self._generator, self._parse(saved)[1])
         return []
 
+    def _parse(self, saved: SavedItem) -> tuple[str, Any]:
+        whole = record(saved.plain, {"form": str, "state": self._kind.holder}, item=self._name)
+        return whole["form"], whole["state"]
 
-def _compare_form(name: str, saved: str, live: str) -> list[Difference]:
-    return [] if saved == live else [Difference(f"{name}.type", name, saved, live)]
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Say how one kind of generator tells its state and takes it. `holder` is what a stored state is held in."""
+
+    type_name: str
+    holder: type
+    form: Callable[[Any], str]
+    state: Callable[[Any], Any]
+    try_state: Callable[[Any, Any, str], None]
+    set_state: Callable[[Any, Any], None]
+
+
+def _kind_of(generator: Generator) -> _Kind:
+    if isinstance(generator, torch.Generator):
+        return _Kind(
+            "torch_generator",
+            bytes,
+            form=lambda live: str(live.device.type),
+            state=lambda live: _to_bytes(live.get_state()),
+            try_state=lambda live, state, item: _try_torch(state, live.device.type, item),
+            set_state=lambda live, state: live.set_state(_to_tensor(state)),
+        )
+    if isinstance(generator, random.Random):
+        return _Kind(
+            "python_random",
+            tuple,
+            form=lambda live: f"version {live.getstate()[0]}",
+            state=lambda live: _pack_python(live.getstate()),
+            try_state=lambda live, state, item: _try_python(state, item),
+            set_state=lambda live, state: live.setstate(_unpack_python(state)),
+        )
+    return _Kind(
+        "numpy_generator",
+        dict,
+        form=lambda live: f"{type(live).__name__} over {_numpy_state(live)['bit_generator']}",
+        state=lambda live: _pack(_numpy_state(live)),
+        try_state=lambda live, state, item: _try_numpy(copy.deepcopy(live), state, item),
+        set_state=_set_numpy,
+    )
 
 
 def _pack_python(state: Any) -> tuple[int, bytes, float | None]:
@@ -287,11 +252,6 @@ def _parse_streams(plain: Any, item: str) -> dict[str, Any]:
         for state in elements(states[kind], bytes, item=item):
             _try_torch(state, kind, item)
     return states
-
-
-def _parse_form(saved: SavedItem, kind: type, item: str) -> tuple[str, Any]:
-    whole = record(saved.plain, {"form": str, "state": kind}, item=item)
-    return whole["form"], whole["state"]
 
 
 def _try_python(state: Any, item: str) -> None:
