@@ -84,8 +84,8 @@ def a_restored_run_goes_on_like_the_uninterrupted_one() -> None:
         at_save = everything(built)
         train(built, 2, 5)
         expected = everything(built)
-        following = [names[(place + step) % len(names)] for step in (1, 3)]
-        for other, updates in ((way, 0), (way, 1), *((one, 0) for one in following)):
+        following = names[(place + 3) % len(names)]
+        for other, updates in ((way, 0), (way, 1), (following, 0)):
             restored = build(other, seed=7)
             train(restored, 10, 10 + updates)
             before = {name: id(one) for name, one in restored[0].named_parameters()}
@@ -107,18 +107,17 @@ def every_kind_of_state_comes_back_to_fresh_optimizers() -> None:
         lambda parameters: torch.optim.Adagrad(parameters, lr=0.01),
     ]
     for make in makes:
-        for way in ("plain", "fsdp"):
-            built = build(way, 1, make)
-            train(built, 0, 2)
-            checkpoint = Checkpoint(live(built))
-            at_save = everything(built)
-            train(built, 2, 5)
-            for other in ("plain", "fsdp"):
-                restored = build(other, 7, make)
-                checkpoint.restore(live(restored))
-                same(everything(restored), at_save)
-                train(restored, 2, 5)
-                (same if way == other else close)(everything(restored), everything(built))
+        built = build("fsdp", 1, make)
+        train(built, 0, 2)
+        checkpoint = Checkpoint(live(built))
+        at_save = everything(built)
+        train(built, 2, 4)
+        for way, compare in (("fsdp", same), ("plain", close)):
+            restored = build(way, 7, make)
+            checkpoint.restore(live(restored))
+            same(everything(restored), at_save)
+            train(restored, 2, 4)
+            compare(everything(restored), everything(built))
 
 
 def moments_in_another_order_of_memory_are_divided_too() -> None:
