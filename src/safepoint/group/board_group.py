@@ -52,6 +52,7 @@ class BoardGroup:
         self._world_size = world_size
         self._ambient = ambient
         self._grace_s = grace_s
+        self._pid = ambient.pid()
         self._lock = threading.Lock()
         self._posted: set[str] = set()
         self._overdue: set[str] = set()
@@ -101,7 +102,9 @@ class BoardGroup:
             self._board.take(sorted(overdue), limit_s=self._grace_s)
 
     def close(self, *, deadline_s: float) -> None:
-        """Say farewell, or wait for the farewells of the others."""
+        """Say farewell, or wait for the farewells of the others; do nothing in a child that was forked off."""
+        if self._ambient.pid() != self._pid:
+            return
         try:
             if self._rank == 0:
                 self._receive({f"farewell/{rank}": rank for rank in range(1, self._world_size)}, deadline_s)
