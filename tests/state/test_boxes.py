@@ -81,7 +81,19 @@ def count_holders(
                 part = tuple(slice(start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
                 assert torch.equal(view_of(local, box), full[part])
                 holders[part] += 1
+            assert torch.equal(local_of(filled(tensor, full)), local)
     return holders
+
+
+def filled(model: DTensor, full: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is divided like another one, its boxes filled from the whole."""
+    target = new_target(spec_of("exp_avg", full), torch.device("cpu"), "optimizer", like=model)
+    assert not isinstance(target, NewTensorTarget)
+    for box in target.boxes():
+        part = tuple(slice(start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
+        box.memory()[:] = full[part].contiguous().numpy().tobytes()
+        box.commit()
+    return target.tensor
 
 
 def replicas(mesh_shape: Sequence[int], placements: Placements) -> int:
@@ -197,13 +209,9 @@ def test_naming_boxes_starts_no_collective_and_draws_nothing(monkeypatch: pytest
         one.source.copy_into(memoryview(buffer))
         assert (one.spec.shape, one.spec.global_shape, one.spec.offset) == ((5, 1), (9, 3), (0, 2))
         assert torch.equal(torch.frombuffer(buffer, dtype=torch.float32).reshape(5, 1), whole((9, 3))[:5, 2:])
-        target = new_target(spec_of("exp_avg", tensor), torch.device("cpu"), "optimizer", like=tensor)
-        assert not isinstance(target, NewTensorTarget)
-        (box,) = target.boxes()
-        box.memory()[:] = buffer
-        box.commit()
-        assert target.tensor.placements == tensor.placements
-        assert torch.equal(local_of(target.tensor), whole((9, 3))[:5, 2:])
+        made: Any = filled(tensor, whole((9, 3)))
+        assert made.placements == tensor.placements
+        assert torch.equal(local_of(made), whole((9, 3))[:5, 2:])
         assert torch.equal(before, torch.random.get_rng_state())
 
 

@@ -29,7 +29,7 @@ from safepoint.state.own_state import refuse_own_state
 from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
 from safepoint.state.places import segment
 from safepoint.state.shards import captured, is_divided_alike, local_of
-from safepoint.state.tensors import NewTensorTarget, check_storable, spec_of, write_into
+from safepoint.state.tensors import NewTensorTarget, check_storable, is_distributed, spec_of, write_into
 from safepoint.state.tree import flatten, unflatten
 
 # An object that prints as its address prints another one in each process.
@@ -343,7 +343,7 @@ def _tie_text(name: str, leader: str) -> str:
 
 
 def _place(tensor: torch.Tensor) -> object:
-    if torch.nn.parameter.is_lazy(tensor):
+    if torch.nn.parameter.is_lazy(tensor) or is_distributed(tensor):
         return id(tensor)
     if type(tensor.detach()) is not torch.Tensor or tensor.layout != torch.strided or tensor.numel() == 0:
         return id(tensor)
