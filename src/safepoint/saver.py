@@ -113,6 +113,9 @@ class Saver:
         """
         handle, self._deferred = self._deferred, None
         is_due = self._due.is_due(incarnation, step=step, last_step=self._last_step, last_time=self._last_time)
+        if is_due and self._group.world_size > 1:
+            # Whatever comes of it on one rank: the next one is due on all at the same step.
+            self.begin_at(step)
         return handle or (SaveHandle(is_explicit=is_explicit) if is_due else None)
 
     def save(self, session: RankSession, snapshot: Callable[[], Snapshot], handle: SaveHandle) -> None:

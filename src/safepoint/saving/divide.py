@@ -66,14 +66,40 @@ class Division:
 
 @dataclass(slots=True)
 class _Held:
-    """Collect where one box lies: by rank its number in that rank's layout."""
+    """Collect where one box lies: by layout, its number in that."""
 
     box: LayoutBox
     numbers: dict[int, int] = field(default_factory=dict)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(self.numbers))
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """Hold the different layouts, the ranks that have each, and which one each rank has."""
+
+    layouts: tuple[Layout, ...]
+    ranks: tuple[tuple[int, ...], ...]
+    layout_of: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout]) -> _Ranks:
+        by_digest: dict[str, list[int]] = {}
+        for rank, layout in enumerate(layouts):
+            by_digest.setdefault(layout.digest, []).append(rank)
+        different = list(by_digest.values())
+        place = {rank: number for number, ranks in enumerate(different) for rank in ranks}
+        return cls(
+            tuple(layouts[ranks[0]] for ranks in different),
+            tuple(map(tuple, different)),
+            tuple(place[rank] for rank in range(len(layouts))),
+        )
+
+    def holders(self, held: _Held) -> tuple[int, ...]:
+        if len(held.numbers) == 1:
+            return self.ranks[next(iter(held.numbers))]
+        return tuple(sorted(itertools.chain.from_iterable(self.ranks[number] for number in held.numbers)))
+
+    def share(self, held: _Held, rank: int, start: int = 0, stop: int | None = None) -> Share:
+        return Share(held.numbers[self.layout_of[rank]], start, held.box.row_count if stop is None else stop)
 
 
 def divide(layouts: Sequence[Layout], per_rank: frozenset[str]) -> Division:
@@ -89,33 +115,34 @@ def divide(layouts: Sequence[Layout], per_rank: frozenset[str]) -> Division:
 
     Spec: C2, C5.
     """
-    shares: list[list[Share]] = [[] for _ in layouts]
-    loads = [0] * len(layouts)
+    ranks = _Ranks.of(layouts)
+    shares, loads = _own(layouts, per_rank)
     shared: dict[tuple[tuple[int, ...], bool], list[_Held]] = {}
-    for held in _boxes(layouts, per_rank):
-        ranks = held.ranks
-        if len(ranks) > 1:
-            shared.setdefault((ranks, held.box.is_leaders), []).append(held)
-        if len(ranks) == 1 or held.box.is_leaders or not held.box.size_bytes:
-            shares[ranks[0]].append(Share(held.numbers[ranks[0]], 0, held.box.row_count))
-            loads[ranks[0]] += held.box.size_bytes
+    for held in _boxes(ranks, per_rank):
+        holders = ranks.holders(held)
+        if len(holders) > 1:
+            shared.setdefault((holders, held.box.is_leaders), []).append(held)
+        if len(holders) == 1 or held.box.is_leaders or not held.box.size_bytes:
+            shares[holders[0]].append(ranks.share(held, holders[0]))
+            loads[holders[0]] += held.box.size_bytes
     replicas: list[list[ReplicaSet]] = [[] for _ in layouts]
     # Few holders leave little choice, so they come first.
     order = sorted(shared, key=lambda key: (len(key[0]), key))
-    for number, (ranks, is_leaders) in enumerate(order):
-        members = shared[ranks, is_leaders]
-        for rank in ranks:
-            numbers = tuple(held.numbers[rank] for held in members)
-            replicas[rank].append(ReplicaSet(number, is_leaders, numbers))
+    for number, (holders, is_leaders) in enumerate(order):
+        members = shared[holders, is_leaders]
+        for layout in members[0].numbers:
+            own = ReplicaSet(number, is_leaders, tuple(held.numbers[layout] for held in members))
+            for rank in ranks.ranks[layout]:
+                replicas[rank].append(own)
         if not is_leaders:
-            _distribute([held for held in members if held.box.size_bytes], ranks, loads, shares)
+            _distribute([held for held in members if held.box.size_bytes], holders, ranks, loads, shares)
     parts = tuple(
         RankPart(tuple(sorted(own, key=lambda share: (share.box, share.start))), tuple(sets))
         for own, sets in zip(shares, replicas, strict=True)
     )
     planned = tuple(written(layout, part) for layout, part in zip(layouts, parts, strict=True))
     _prove(planned, per_rank)
-    return Division(parts, planned, tuple(ranks for ranks, _ in order), *_totals(planned, per_rank))
+    return Division(parts, planned, tuple(holders for holders, _ in order), *_totals(planned, per_rank))
 
 
 def written(layout: Layout, part: RankPart) -> tuple[LayoutBox, ...]:
@@ -136,24 +163,35 @@ def whole_part(layout: Layout) -> RankPart:
     return RankPart(tuple(Share(number, 0, box.row_count) for number, box in enumerate(layout.boxes)))
 
 
-def _boxes(layouts: Sequence[Layout], per_rank: frozenset[str]) -> Iterable[_Held]:
-    """Return each box once, with its holders; of items of ranks' own one for each rank, and empty parts never."""
+def _own(layouts: Sequence[Layout], per_rank: frozenset[str]) -> tuple[list[list[Share]], list[int]]:
+    """Return by rank the shares of items of ranks' own, and their bytes."""
+    shares: list[list[Share]] = []
+    loads = []
+    for layout in layouts:
+        own = [(number, box) for number, box in enumerate(layout.boxes) if box.item in per_rank] if per_rank else []
+        shares.append([Share(number, 0, box.row_count) for number, box in own])
+        loads.append(sum(box.size_bytes for _, box in own))
+    return shares, loads
+
+
+def _boxes(ranks: _Ranks, per_rank: frozenset[str]) -> Iterable[_Held]:
+    """Return each box once, with its holders; none of items of ranks' own, and no empty part."""
     found: dict[object, _Held] = {}
     wholes: dict[tuple[str, str], tuple[tuple[str, Shape], int]] = {}
-    for rank, layout in enumerate(layouts):
-        for number, box in enumerate(layout.boxes):
+    for layout, held in enumerate(ranks.layouts):
+        rank = ranks.ranks[layout][0]
+        for number, box in enumerate(held.boxes):
+            if box.item in per_rank:
+                continue
             name = (box.item, box.name)
-            is_own = box.item in per_rank
-            if not is_own:
-                first, holder = wholes.setdefault(name, ((box.dtype, box.global_shape), rank))
-                _check_alike(box, first, rank, holder)
+            first, holder = wholes.setdefault(name, ((box.dtype, box.global_shape), rank))
+            _check_alike(box, first, rank, holder)
             is_empty_whole = not element_count(box.global_shape)
             if not box.size_bytes and not is_empty_whole:
                 continue
             # All that an empty tensor has are its name and shape.
-            place = () if is_empty_whole else (box.offset, box.shape)
-            key = (*name, place, rank if is_own else None)
-            found.setdefault(key, _Held(box)).numbers.setdefault(rank, number)
+            key = (*name, () if is_empty_whole else (box.offset, box.shape))
+            found.setdefault(key, _Held(box)).numbers.setdefault(layout, number)
     return found.values()
 
 
@@ -167,23 +205,25 @@ def _check_alike(box: LayoutBox, first: tuple[str, Shape], rank: int, holder: in
         )
 
 
-def _distribute(members: Sequence[_Held], ranks: tuple[int, ...], loads: list[int], shares: list[list[Share]]) -> None:
+def _distribute(
+    members: Sequence[_Held], holders: tuple[int, ...], ranks: _Ranks, loads: list[int], shares: list[list[Share]]
+) -> None:
     """Divide the boxes of one set of holders, so that those who have little to write get more."""
-    quotas = _quotas([loads[rank] for rank in ranks], sum(held.box.size_bytes for held in members))
+    quotas = _quotas([loads[rank] for rank in holders], sum(held.box.size_bytes for held in members))
     bounds = list(itertools.accumulate(quotas))
-    smallest = _SMALLEST_CUT * bounds[-1] / len(ranks) if bounds else 0
+    smallest = _SMALLEST_CUT * bounds[-1] / len(holders)
     begin = 0
     for held in members:
         box = held.box
         cuts = {0, box.row_count}
-        for bound in bounds:
+        for bound in bounds[bisect.bisect_right(bounds, begin) : bisect.bisect_left(bounds, begin + box.size_bytes)]:
             ahead, behind = bound - begin, begin + box.size_bytes - bound
             if ahead > smallest and behind > smallest:
                 cuts.add(min(box.row_count, (2 * ahead + box.row_bytes) // (2 * box.row_bytes)))
         for start, stop in itertools.pairwise(sorted(cuts)):
             middle = begin + (start + stop) * box.row_bytes // 2
-            rank = ranks[min(bisect.bisect_right(bounds, middle), len(ranks) - 1)]
-            shares[rank].append(Share(held.numbers[rank], start, stop))
+            rank = holders[min(bisect.bisect_right(bounds, middle), len(holders) - 1)]
+            shares[rank].append(ranks.share(held, rank, start, stop))
             loads[rank] += (stop - start) * box.row_bytes
         begin += box.size_bytes
 

@@ -260,6 +260,27 @@ def test_a_save_by_time_is_due_on_all_ranks_when_it_is_on_the_leader_s_clock() -
     assert 2 <= len(steps[0]) <= 4  # type: ignore[arg-type]
 
 
+def test_a_failure_on_one_rank_leaves_the_schedule_of_all_alike() -> None:
+    def holds(rank: int, world_size: int, step: int) -> list[Held]:
+        if rank == 1 and step == 10:
+            raise ZeroDivisionError("an object cannot tell its state")
+        return replicated(rank, world_size, step)
+
+    job = Ranks(3, holds, schedule=every(updates=10))
+
+    def act(rank: Rank) -> list[int]:
+        tried = []
+        for step in range(1, 25):
+            if rank.saver.take_due(step, incarnation=lambda: 1) is not None:
+                tried.append(step)
+                rank.try_to_save(step)
+        return tried
+
+    for outcome in job.run(act):
+        assert outcome.returned() == [10, 20]
+    assert [one.step for one in manifests(job.storage)] == [20]
+
+
 def test_a_folder_that_is_not_shared_is_found_at_the_start_and_the_ranks_are_named() -> None:
     """Spec: C1.9"""
     job = Ranks(4, storages={1: MemoryStorage(), 3: MemoryStorage()})
