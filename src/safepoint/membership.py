@@ -47,6 +47,7 @@ class Membership:
         self._group = group
         self._deadline_s = deadline_s
         self._joins = 0
+        self._looks = 0
         self._environment = environment
         self._takeover = takeover
         self._session: RankSession | None = None
@@ -99,7 +100,7 @@ class Membership:
         """
         restored = None
         if self.is_joined:
-            restored = find(read_lineage(self._storage, needs_chain=not wish.branch))
+            restored = find(self._look_back(wish))
             self.leave()
         session = self.join(wish)
         try:
@@ -157,6 +158,18 @@ class Membership:
         """Let the session go for good: nothing joins any more. Idempotent."""
         self.leave()
         self._is_closed = True
+
+    def _look_back(self, wish: Wish) -> Lineage:
+        """Return the lineage on the leader, which alone looks at it; what it meets is raised on all ranks."""
+        found = [Lineage(None)]
+
+        def look() -> bytes:
+            found.append(read_lineage(self._storage, needs_chain=not wish.branch))
+            return b""
+
+        self._looks += 1
+        lead(self._group, f"join/look-{self._looks}", look, deadline_s=self._deadline_s)
+        return found[-1]
 
     def _check_nothing_is_there(self, session: RankSession) -> None:
         def look() -> bytes:

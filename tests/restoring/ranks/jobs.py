@@ -162,6 +162,7 @@ class View:
     storage: MemoryStorage
     hidden: str = ""
     damaged: str = ""
+    damaged_header: str = ""
     log: list[tuple[str, str]] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Any:
@@ -184,7 +185,7 @@ class View:
         self.log.append(("read_into", path))
         self._see(path)
         self.storage.read_into(path, offset_bytes, buffer)
-        if offset_bytes and self.damaged and fnmatch.fnmatchcase(path, self.damaged):
+        if fnmatch.fnmatchcase(path, self.damaged if offset_bytes else self.damaged_header):
             buffer[0] ^= 1
 
     def _see(self, path: str) -> None:

@@ -71,6 +71,8 @@ def go_on(chain: str, folder: Path) -> str:
             assert before is not None and left["digests"] == before["beyond"], "went on otherwise"
         train(built, step, step + UPDATES)
         left["beyond"] = digests(built)
+        manager.restore()
+        assert digests(built) == left["digests"], "did not go back"
     if rank == 0:
         notes.write_text(json.dumps(left))
     return f"{chain}: {way} on {world_size}, {' '.join(sorted({one.word for one in report.reasons})) or 'exact'}"

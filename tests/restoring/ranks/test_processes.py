@@ -5,12 +5,21 @@ The checks themselves are in `reshard_worker`; each start of a job makes all of 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import safepoint as sp
+from safepoint.catalog import examine_all, read_lineage
+from safepoint.restoring.compare import compare_checkpoints
+from safepoint.restoring.verify import verify_generation
+from safepoint.storage.local import LocalStorage
+from tests.restoring.ranks.reshard_worker import CHAINS, digests
+from tests.state.divided import build
 
 ROOT = Path(__file__).parents[3]
 CHANGED = "noise.per_rank rng world_size"
@@ -49,3 +58,19 @@ def test_any_number_of_ranks_goes_on_from_what_another_number_left(tmp_path: Pat
         f"mixed: fsdp_tp on 4, {after_one}",
     ]
     assert said[5] == said[0]
+    for chain in CHAINS:
+        check_is_read_by_one_process(tmp_path, chain)
+
+
+def check_is_read_by_one_process(folder: Path, chain: str) -> None:
+    """See that the last checkpoint of a run verifies, is equal to itself, and is loaded whole, without joining it."""
+    left = json.loads((folder / f"{chain}.json").read_text())
+    storage = LocalStorage(str(folder / chain))
+    newest = next(iter(examine_all(storage, read_lineage(storage))))
+    assert newest.manifest is not None and newest.manifest.world_size == 4
+    assert verify_generation(storage, newest).findings == ()
+    assert compare_checkpoints(storage, newest, storage, newest).is_equal
+    built = build("plain", seed=3)
+    report = sp.open_run(folder / chain).load({"model": built[0], "optimizer": built[1]})
+    assert report.step == left["step"] == newest.name.step
+    assert digests(built) == left["digests"]

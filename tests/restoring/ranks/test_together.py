@@ -114,6 +114,18 @@ def test_a_rank_that_reads_damaged_bytes_takes_all_to_the_older_checkpoint(rank:
     assert same(refused) and f"[rank {rank}: " in str(refused[0])
 
 
+def test_a_damaged_header_is_found_before_anything_is_touched_by_a_rank_that_needs_the_file() -> None:
+    """Spec: C11.1"""
+    storage = run_of(1, world_size=3)
+    views = [View(storage), View(storage, damaged_header="generations/*/rank-00001-of-*"), View(storage)]
+    started = start(views, [{"model": part_of(rank, 3)} for rank in range(3)])
+    errors = started.errors()
+    assert same(errors) and "header is damaged [rank 1: " in errors[0] and "mixture" not in errors[0]
+    # Nobody else needs the file of rank 1.
+    elsewhere = [View(storage, damaged_header="generations/*/rank-00001-of-*"), View(storage), View(storage)]
+    assert start(elsewhere, [{"model": part_of(rank, 3)} for rank in range(3)]).reports()
+
+
 def test_where_every_checkpoint_is_damaged_for_one_rank_all_say_that_live_objects_hold_a_mixture() -> None:
     """Spec: C10.3, C11.3"""
     storage = run_of(1, 2, world_size=2)
