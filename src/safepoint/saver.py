@@ -170,9 +170,13 @@ class Saver:
     def raise_owed(self, *, waits: bool, deadline_s: float | None = None, is_explicit: bool = False) -> None:
         """Raise or warn about the failure of a background save that has ended; by the policy, unless explicit.
 
+        Of several ranks, only a call that waits does: else each would leave at another boundary, and the others wait.
+
         Raises:
             AbortedError: A wait took longer than `deadline_s`; the save goes on.
         """
+        if not waits and self._group.world_size > 1:
+            return
         handle = self._thread.settle(waits=waits, deadline_s=deadline_s)
         if handle is not None:
             self._own_up(handle, is_explicit=is_explicit or handle.is_explicit)

@@ -190,7 +190,8 @@ class Planner:
                     # Whoever lost the word of an earlier attempt still waits for it, and is told where the ranks are.
                     lead(self._group, earlier, lambda: word + b"%d" % _step_of(taken), deadline_s=self._deadline_s)
         try:
-            said = lead(self._group, topic, lambda: word + b"%d" % _step_of(taken), deadline_s=self._deadline_s)
+            # The leader comes when it has tidied up after the save before.
+            said = lead(self._group, topic, lambda: word + b"%d" % _step_of(taken), deadline_s=2 * self._deadline_s)
         except LeaderLostError:
             raise
         except SafepointError:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from safepoint.errors import AbortedError, RequestError
+from safepoint.faults.script import Effect, Fault, FaultScript
+from safepoint.faults.storage import FaultyStorage
 from safepoint.format.manifest import Manifest
 from safepoint.format.state_digest import joint_digest, rank_share
 from safepoint.retention.policy import keep
@@ -174,7 +178,7 @@ def test_a_leader_that_missed_a_save_leads_the_next_one() -> None:
     def act(rank: Rank) -> object:
         missed = rank.try_to_save(10) if rank.thread.rank else None
         if not rank.thread.rank:
-            rank.thread.ambient.sleep(2 * DEADLINE_S)
+            rank.thread.ambient.sleep(3.5 * DEADLINE_S)
         return missed, rank.save(20)
 
     returned = [outcome.returned() for outcome in job.run(act)]
@@ -279,6 +283,27 @@ def test_a_failure_on_one_rank_leaves_the_schedule_of_all_alike() -> None:
     for outcome in job.run(act):
         assert outcome.returned() == [10, 20]
     assert [one.step for one in manifests(job.storage)] == [20]
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_the_failure_of_a_background_save_is_met_by_all_ranks_at_the_same_boundary(rank: int) -> None:
+    storage = MemoryStorage()
+    full = Fault(Effect.FAIL, verb="create", path="*000010*.safetensors", errno=errno.ENOSPC)
+    job = Ranks(3, storage=storage, storages={rank: FaultyStorage(storage, FaultScript((full,)))}, is_background=True)
+
+    def act(own: Rank) -> int:
+        own.save(10)
+        for _ in range(20):
+            own.thread.ambient.sleep(1.0)
+            own.saver.raise_owed(waits=False)
+        with pytest.raises(AbortedError, match="disk is full"):
+            own.saver.raise_owed(waits=True, is_explicit=True)
+        own.save(20)
+        own.saver.raise_owed(waits=True, is_explicit=True)
+        return 20
+
+    assert [outcome.returned() for outcome in job.run(act)] == [20, 20, 20]
+    assert [one.step for one in manifests(storage)] == [20]
 
 
 def test_a_folder_that_is_not_shared_is_found_at_the_start_and_the_ranks_are_named() -> None:
