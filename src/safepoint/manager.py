@@ -223,6 +223,7 @@ class CheckpointManager:
         needs_one = required or self.progress.step > 0 or bool(self._membership.unusable)
         wish = Wish(step, branch, needs_one and source is None)
         choice = choose(skip=skip, items=items, late=late)
+        self._membership.check_covers(choice)
         other = as_source(source, own=self._storage, wish=wish)
         self._ranks.by_leader(lambda: check_run_is_there(self._storage, wish), None)
         if other is not None:

@@ -13,6 +13,7 @@ from safepoint.group.agreement import lead
 from safepoint.group.base import Group
 from safepoint.joining.follower import RankSession, join_run
 from safepoint.joining.session import Session
+from safepoint.restoring.match import Choice
 from safepoint.restoring.restore import Restored
 from safepoint.restoring.select import Wish, nothing_found, select
 from safepoint.storage.base import Storage
@@ -116,6 +117,16 @@ class Membership:
         self._session = session
         self._thread = threading.get_ident()
         self.restarts = False
+
+    def check_covers(self, choice: Choice) -> None:
+        """Raise `RequestError` when a restore would leave out items that may hold a mixture."""
+        if self.unusable and (choice.skip or choice.only is not None):
+            raise RequestError(
+                f"{self.unusable}; this restore leaves some as they are",
+                expected="a restore of all items",
+                found="skip=" + ", ".join(sorted(choice.skip)) if choice.skip else "items=",
+                remedy="Restore without skip= and items=, or make the objects anew.",
+            )
 
     def require(self) -> RankSession:
         """Return the session; a first boundary without a restore joins here, and passes over no checkpoint.

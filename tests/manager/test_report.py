@@ -89,6 +89,27 @@ def test_all_checkpoints_damaged_is_an_error_and_never_a_fresh_start(tmp_path: P
     job.manager.close()
 
 
+def test_a_restore_over_a_mixture_leaves_nothing_out(tmp_path: Path) -> None:
+    job = build(tmp_path, save=sp.every(updates=2))
+    train(job, 2)
+    at_two = picture(job)
+    die(job)
+    (file,) = tmp_path.glob("generations/step-*2-*/*.safetensors")
+    whole = file.read_bytes()
+    damage(tmp_path, 2)
+
+    job = build(tmp_path, seed=1)
+    with pytest.raises(sp.CorruptionError):
+        job.manager.restore()
+    file.write_bytes(whole)
+    for left_out in ({"skip": ["model"]}, {"items": ["optimizer"]}):
+        with pytest.raises(sp.RequestError, match="mixture; this restore leaves some as they are"):
+            job.manager.restore(**left_out)
+    assert job.manager.restore().step == 2
+    assert picture(job) == at_two
+    job.manager.close()
+
+
 def test_a_run_whose_manifests_are_gone_is_not_begun_anew_by_training_without_a_restore(tmp_path: Path) -> None:
     job = build(tmp_path, save=sp.every(updates=2))
     train(job, 4)
