@@ -171,6 +171,23 @@ def test_a_rank_that_missed_saves_takes_part_in_the_next_one() -> None:
         assert "rank 2" in str(missed[0])
 
 
+def test_a_rank_that_missed_a_save_and_is_early_for_the_next_one_waits_for_it() -> None:
+    """Spec: C2.2"""
+    job = Ranks(3)
+
+    def act(rank: Rank) -> object:
+        if rank.thread.rank == 2:
+            rank.thread.ambient.sleep(2 * DEADLINE_S)
+            return rank.save(30)
+        assert isinstance(rank.try_to_save(10), AbortedError)
+        rank.thread.ambient.sleep(2.5 * DEADLINE_S)
+        return rank.save(30)
+
+    for outcome in job.run(act):
+        outcome.returned()
+    assert [one.step for one in manifests(job.storage)] == [30]
+
+
 def test_a_leader_that_missed_a_save_leads_the_next_one() -> None:
     """Spec: C2.2"""
     job = Ranks(3)
