@@ -18,7 +18,7 @@ from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.extent import Box, element_count
 from safepoint.format.index import Chunk
 from safepoint.restoring.boxes import StoredBox, element_bytes_of, overlap, run_in
-from safepoint.state.item import ShardedTarget, Target, TensorTarget
+from safepoint.state.item import BoxTarget, Target, TensorTarget
 
 Key = tuple[str, str]
 
@@ -97,6 +97,9 @@ def _plan_tensor(item: str, name: str, stored: Sequence[StoredBox], target: Tens
         raise InternalError("an item asks for a tensor that is not stored", where=where)
     element_bytes = element_bytes_of(stored[0].tensor)
     boxes = _target_boxes(target, stored[0].tensor.global_shape, where)
+    if len(stored) == len(boxes) == 1 and boxes[0].box == stored[0].box:
+        _check_target(boxes[0], 0, element_bytes, where)
+        return TensorRead(item, name, element_bytes, boxes, _chunks_in_place(stored[0]))
     chunks: list[ChunkRead] = []
     missing = [element_count(one.box.shape) for one in boxes]
     for part in stored:
@@ -114,10 +117,26 @@ def _plan_tensor(item: str, name: str, stored: Sequence[StoredBox], target: Tens
     return TensorRead(item, name, element_bytes, boxes, tuple(chunks))
 
 
+def _chunks_in_place(part: StoredBox) -> tuple[ChunkRead, ...]:
+    """Return the chunks of a box that one target takes as it is: the case of one process, and of ranks that stay."""
+    chunks, begin = [], 0
+    for chunk in part.tensor.chunks:
+        path = part.paths[chunk.object]
+        chunks.append(
+            ChunkRead(
+                path, chunk.offset_bytes, chunk.size_bytes, chunk.rows, chunk.digest, part.box_of(chunk), (0,), begin
+            )
+        )
+        begin += chunk.size_bytes
+    return tuple(sorted(chunks, key=lambda chunk: (chunk.path, chunk.offset_bytes)))
+
+
 def _target_boxes(target: TensorTarget, whole: tuple[int, ...], where: str) -> tuple[TargetBox, ...]:
-    if not isinstance(target, ShardedTarget):
+    # For a hundred thousand tensors, asking isinstance() of a protocol takes longer than all else that is done here.
+    if not hasattr(target, "boxes"):
         return (TargetBox(target, Box((0,) * len(whole), whole)),)
-    boxes = tuple(TargetBox(one, Box(tuple(one.offset), tuple(one.shape))) for one in target.boxes())
+    parts: Sequence[BoxTarget] = target.boxes()
+    boxes = tuple(TargetBox(one, Box(tuple(one.offset), tuple(one.shape))) for one in parts)
     for box in (one.box for one in boxes):
         is_filled = element_count(box.shape) > 0
         has_axes = len(box.offset) == len(box.shape) == len(whole)

@@ -10,10 +10,13 @@ from safepoint.errors import CorruptionError
 from safepoint.format.names import GenerationName
 from safepoint.format.plain import encode_plain
 from safepoint.restoring.match import Choice
+from safepoint.restoring.restore import RestoreContext, restore_late
+from safepoint.restoring.together import Ranks
 from safepoint.restoring.validate import SavedState, read_index_texts, validate
 from safepoint.storage.memory import MemoryStorage
+from safepoint.testing.ranks import RankThread, RankThreads
 from tests.build import Values, begin, floats, write_generation
-from tests.restoring.ranks.jobs import Part, same, start
+from tests.restoring.ranks.jobs import Part, View, conditions, same, start
 from tests.restoring.tiles import BoxMemory
 
 
@@ -184,3 +187,28 @@ def test_boxes_that_contradict_each_other_or_leave_a_gap_are_damage_that_names_t
     for storage, what in ((boxes(0, 0), "overlap"), (boxes(0), "gap"), (boxes(0, 2, whole=(5,)), "contradict")):
         with pytest.raises(CorruptionError, match=f"{what}.*model/w"):
             found(storage, rank=0, world_size=1)
+
+
+def test_a_late_item_is_restored_by_all_ranks_or_by_none() -> None:
+    storage = saved_by(2)
+    items = [own() for _ in range(2)]
+    views = [View(storage), View(storage)]
+
+    def act(rank: RankThread) -> None:
+        named = items[rank.rank]
+        ranks = Ranks(rank.group, deadline_s=60.0)
+        context = RestoreContext(
+            storage=views[rank.rank],
+            ambient=rank.ambient,
+            items=named,
+            contract=Contract(),
+            conditions=conditions(2),
+            ranks=ranks,
+        )
+        restore_late(context, found(storage, rank=rank.rank, world_size=2), "gen")
+
+    assert [outcome.error for outcome in RankThreads(2).run(act)] == [None, None]
+    assert [named["gen"].plain for named in items] == [{"rank": 0}, {"rank": 1}]
+    views[1].damaged = "*"
+    errors = [str(outcome.error) for outcome in RankThreads(2).run(act)]
+    assert same(errors) and "[rank 1: " in errors[0] and "may hold a mixture" in errors[0]
