@@ -71,7 +71,8 @@ def sharded(root: Path) -> None:
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
     state = {"model": model, "optimizer": optimizer}
-    with sp.CheckpointManager(root / "sharded", state, deadline_s=30.0) as manager:
+    group = dist.new_group([0, 1])
+    with sp.CheckpointManager(root / "sharded", state, deadline_s=30.0, process_group=group) as manager:
         manager.restore()
         train(model, optimizer, manager)
         say("sharded", manager.save().wait().step)
