@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from safepoint.contract import UNCHANGED, WORDS, Level, Reason
 from safepoint.errors import ContractError, Difference, MismatchError, RequestError
 from safepoint.restoring.together import Ranks, merged_findings
 from safepoint.restoring.validate import SavedState
-from safepoint.state.item import STREAMS_ITEM, Item
+from safepoint.state.item import STREAMS_ITEM, Item, Preparing
 
 _LEVELS: dict[str, Level] = {
     "workers": "exact",
@@ -49,14 +48,6 @@ class Match:
     items: tuple[Item, ...]
     reasons: tuple[Reason, ...]
     left_fresh: tuple[str, ...]
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """An item whose live object may have another form than the one that is restored into."""
-
-    def prepare(self) -> None:
-        """Bring the live object into that form, its values unchanged."""
 
 
 def match(

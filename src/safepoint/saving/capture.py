@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from safepoint.format.manifest import Conditions, ProgressRecord
-from safepoint.state.item import Item
+from safepoint.state.item import Item, Preparing
 from safepoint.state.snapshot import SnapshotItem, capture_item
 
 
@@ -21,14 +21,6 @@ class Snapshot:
     metrics: Mapping[str, Any]
     probe: Any
     contract: str
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """An item whose live object has another form now than the one that is captured."""
-
-    def prepare(self) -> None:
-        """Bring the live object into the form that is captured; raises nothing that one rank alone may meet."""
 
 
 def capture(items: Sequence[Item]) -> tuple[SnapshotItem, ...]:

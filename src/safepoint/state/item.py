@@ -188,3 +188,11 @@ class Item(Protocol):
 
         Returns what was deliberately left as it is (names of parameters and slots), for the report.
         """
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """An item whose live object may have another form than the one that is captured and restored into."""
+
+    def prepare(self) -> None:
+        """Bring the live object into that form, its values unchanged; raises nothing that one rank alone may meet."""
