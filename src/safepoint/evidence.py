@@ -4,6 +4,8 @@ A watcher gives two named pipes in the environment. At each event the run writes
 in return: ``go`` lets it continue, ``state`` asks for the digests of all items first. So a watcher can stop the run
 exactly at an update or in a phase of a save, from outside, and compare two runs value by value. Without a watcher
 nothing here costs anything.
+
+Of several ranks each has a pair of pipes of its own, and tells in its first event which process it is.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from safepoint.state.item import STREAMS_ITEM, Item
 from safepoint.state.snapshot import capture_item, digest_state
 
 PIPES_VARIABLE = "SAFEPOINT_WATCH"
+RANK_VARIABLE = "RANK"
 ROOT_VARIABLE = "SAFEPOINT_WATCH_ROOT"
 
 
@@ -41,24 +44,25 @@ class Evidence:
         """Return the evidence for the watcher that the environment names, or for none.
 
         Raises:
-            RequestError: The watcher died before it could be told anything.
+            RequestError: The watcher died before it could be told anything, or has no pipes for this rank.
         """
         named = ambient.variable(PIPES_VARIABLE)
         if not named:
             return cls(None, items)
-        events, answers = json.loads(named)
-        try:
-            # A watcher holds its ends open. Without the flag, a run whose watcher has died would wait here for ever.
-            end = os.open(events, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as exc:
+        pairs = json.loads(named)
+        if isinstance(pairs[0], str):
+            return cls(_open(*pairs), items)
+        rank = ambient.variable(RANK_VARIABLE) or ""
+        if not rank.isdigit() or int(rank) >= len(pairs):
             raise RequestError(
-                "the watcher that the environment names is gone",
-                where=PIPES_VARIABLE,
-                found=f"{events}: {exc.strerror}",
-                remedy="Start the command without this variable, or through `safepoint drill`.",
-            ) from exc
-        os.set_blocking(end, True)
-        return cls((open(end, "wb"), open(answers, "rb")), items)
+                "the watcher that the environment names has no pipes for this process",
+                where=RANK_VARIABLE,
+                expected=f"a rank from 0 to {len(pairs) - 1}, as torchrun sets it",
+                found=repr(rank),
+            )
+        evidence = cls(_open(*pairs[int(rank)]), items)
+        evidence.tell("start", process=ambient.pid())
+        return evidence
 
     @property
     def is_watched(self) -> bool:
@@ -99,3 +103,18 @@ def watched_url(url: str | os.PathLike[str], ambient: Ambient) -> str:
     root = ambient.variable(ROOT_VARIABLE)
     text = os.fspath(url)
     return os.path.join(root, text.rstrip("/").rsplit("/", 1)[-1] or "run") if root else text
+
+
+def _open(events: str, answers: str) -> tuple[IO[bytes], IO[bytes]]:
+    try:
+        # A watcher holds its ends open. Without the flag, a run whose watcher has died would wait here for ever.
+        end = os.open(events, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as exc:
+        raise RequestError(
+            "the watcher that the environment names is gone",
+            where=PIPES_VARIABLE,
+            found=f"{events}: {exc.strerror}",
+            remedy="Start the command without this variable, or through `safepoint drill`.",
+        ) from exc
+    os.set_blocking(end, True)
+    return open(end, "wb"), open(answers, "rb")

@@ -84,7 +84,17 @@ def test_a_kept_folder_holds_runs_and_logs_and_is_never_used_twice(
 
 @pytest.mark.parametrize(
     "options",
-    [["--kill-at", "7", "--kills", "2"], ["--kill-at", "13"], ["--kill-at", "3", "--kill-phase", "wriet"]],
+    [
+        ["--kill-at", "7", "--kills", "2"],
+        ["--kill-at", "13"],
+        ["--kill-at", "3", "--kill-phase", "wriet"],
+        ["--kill-rank", "one"],
+        ["--nproc", "2", "--world-sizes", "2,3"],
+        ["--world-sizes", "2"],
+        ["--world-sizes", "2,x"],
+        ["--world-sizes", "2,3,4", "--kill-at", "7"],
+        ["--nproc", "2", "--kill-rank", "first"],
+    ],
 )
 def test_a_wrong_call_ends_with_two(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drill", *options, *command()]) == 2

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +45,17 @@ def _drill(
     keep_folder: Annotated[
         Path | None, typer.Option("--keep-folder", help="Keep runs and logs in this new or empty folder.")
     ] = None,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, help="Start so many ranks of the command with torchrun.")
+    ] = None,
+    kill_rank: Annotated[str, typer.Option("--kill-rank", help="Which ranks are killed: one, leader, all.")] = "all",
+    world_sizes: Annotated[
+        str, typer.Option("--world-sizes", help="How many ranks each start has, such as 4,2,3; kills all but the last.")
+    ] = "",
+    tolerance: Annotated[
+        float | None,
+        typer.Option("--tolerance", help="Relative difference that metrics of another number of ranks may have."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Rehearse a failure: run the command uninterrupted, then kill and resume it, and compare the two.
@@ -54,27 +66,43 @@ def _drill(
     from safepoint.drill.plan import Kill
     from safepoint.drill.play import Stage
     from safepoint.drill.scenario import rehearse
+    from safepoint.drill.trace import TOLERANCE
     from safepoint.drill.verdict import judge_rehearsal
     from safepoint.errors import RequestError
 
     if kills is not None and (kill_at or kill_phase):
         raise RequestError("kills are either chosen or random", expected="--kill-at/--kill-phase, or --kills")
     chosen = tuple(Kill(update, kill_phase) for update in sorted(kill_at or ([0] if kill_phase else [])))
-    count = 0 if chosen else kills or _DEFAULT_KILLS
+    sizes = _sizes(world_sizes, nproc, kill_rank)
+    count = 0 if chosen else kills or (len(sizes) - 1 if sizes else _DEFAULT_KILLS)
 
     def tell(label: str, start: Start) -> None:
         if not as_json:
             print_line(f"{label}: {start.ending.value} {start.place} ({start.seconds:.1f} s)")
 
     with _folder(keep_folder) as folder:
-        stage = Stage(tuple(command), folder, dict(os.environ), SystemAmbient(), until, patience_s)
+        stage = Stage(tuple(command), folder, dict(os.environ), SystemAmbient(), until, patience_s, nproc or 0)
         if not as_json and not chosen:
             print_line(f"{count} random kills, seed {seed}")
-        rehearsal = rehearse(stage, kills=chosen, count=count, seed=seed, tell=tell)
+        rehearsal = rehearse(stage, kills=chosen, count=count, seed=seed, sizes=sizes, kills_ranks=kill_rank, tell=tell)
+        rehearsal = replace(rehearsal, tolerance=TOLERANCE if tolerance is None else tolerance)
         judgement = judge_rehearsal(rehearsal)
         _tell(rehearsal, judgement, as_json)
     if not judgement.holds:
         raise typer.Exit(1)
+
+
+def _sizes(text: str, nproc: int | None, kill_rank: str) -> tuple[int, ...]:
+    from safepoint.errors import RequestError
+
+    if not text and nproc is None and kill_rank != "all":
+        raise RequestError("there are no ranks to kill one of", expected="--nproc or --world-sizes", found=kill_rank)
+    if text and nproc is not None:
+        raise RequestError("the number of ranks is said twice", expected="--nproc or --world-sizes")
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts) or len(parts) == 1:
+        raise RequestError("numbers of ranks cannot be read", expected="two or more, such as 4,2,3", found=repr(text))
+    return tuple(int(part) for part in parts)
 
 
 @contextlib.contextmanager
@@ -97,14 +125,14 @@ def _folder(kept: Path | None) -> Iterator[Path]:
 
 def _tell(rehearsal: Rehearsal, judgement: Judgement, as_json: bool) -> None:
     from safepoint.drill.process import last_lines
-    from safepoint.drill.report import COLUMNS, UNSEEN, as_plain, compared, rows, warnings
+    from safepoint.drill.report import UNSEEN, as_plain, columns, compared, rows, warnings
     from safepoint.drill.verdict import MEANINGS
 
     if as_json:
         print_json(as_plain(rehearsal, judgement))
         return
     print()
-    print_table(COLUMNS, rows(rehearsal))
+    print_table(columns(rehearsal), rows(rehearsal))
     print()
     print_line(compared(judgement))
     print_line(UNSEEN)

@@ -12,7 +12,9 @@ from safepoint.errors import CorruptionError
 
 
 class Began(msgspec.Struct, frozen=True, tag_field="event", tag="start"):
-    """The manager was made."""
+    """The manager of one of several ranks was made, in a process of this number."""
+
+    process: int = 0
 
 
 class Restored(msgspec.Struct, frozen=True, tag_field="event", tag="restored"):
@@ -58,7 +60,13 @@ class Closed(msgspec.Struct, frozen=True, tag_field="event", tag="closed"):
     """The manager was closed in good order."""
 
 
-Event = Began | Restored | Update | Phase | Committed | State | Closed
+class Apart(msgspec.Struct, frozen=True, tag_field="event", tag="apart"):
+    """Ranks stand at different places and wait there; told of them, not by them."""
+
+    places: str
+
+
+Event = Began | Restored | Update | Phase | Committed | State | Closed | Apart
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 

@@ -2,10 +2,13 @@
 
 Both ends are held open here for reading and writing, so that neither side ever waits in `open`, and a run that dies or
 never comes leaves nothing hanging. The run notices the drill's death: its own end then breaks.
+
+Of several ranks each has a pair; together they speak as one run does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -14,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 from safepoint.ambient import Ambient
-from safepoint.drill.events import Event, parse_event
+from safepoint.drill.events import Began, Committed, Event, Phase, parse_event
+from safepoint.drill.ranks import join_events
 from safepoint.errors import CorruptionError
 
 _READ_BYTES = 1 << 16
@@ -73,6 +77,21 @@ class Pipes:
                 return None
         return parse_event(self._lines.pop(0))
 
+    def next_of_those_there(self) -> Event | None:
+        """Return the next event if it was told already."""
+        while not self._lines and self._receive(0.0):
+            continue
+        return parse_event(self._lines.pop(0)) if self._lines else None
+
+    @property
+    def paths(self) -> tuple[str, str]:
+        """Return the paths of the events and of the answers."""
+        return str(self._paths[0]), str(self._paths[1])
+
+    def fileno(self) -> int:
+        """Return the end at which events arrive."""
+        return -1 if self._ends is None else self._ends[0]
+
     def answer(self, word: str) -> None:
         """Let the run go on: ``go``, or ``state`` to be told the digests first."""
         if self._ends is not None:
@@ -91,3 +110,99 @@ class Pipes:
         if len(rest) > _LONGEST_LINE_BYTES:
             raise CorruptionError("a watched run tells an event without end", where="events pipe")
         return True
+
+
+class JointPipes:
+    """Read what all ranks of a job told together, and answer them together; a context manager as `Pipes` is.
+
+    A restore, an update, a state and the end are told once every rank has told them, and all ranks wait until then. A
+    phase is told by each rank that comes to it, a commit by the first.
+
+    Args:
+        folder: An empty folder for the pipes.
+        ranks: How many ranks there are.
+    """
+
+    def __init__(self, folder: Path, ambient: Ambient, ranks: int) -> None:
+        self._ambient = ambient
+        self._pipes = [Pipes(folder / str(rank), ambient) for rank in range(ranks)]
+        self._folder = folder
+        self._stack = contextlib.ExitStack()
+        self._held: dict[int, Event] = {}
+        self._asked: list[int] = []
+        self._committed: set[str] = set()
+        self._holds = True
+        self.processes: dict[int, int] = {}
+
+    @property
+    def variable(self) -> str:
+        """Return the text that names the pipes to the ranks."""
+        return json.dumps([pipes.paths for pipes in self._pipes])
+
+    def __enter__(self) -> JointPipes:
+        for rank, pipes in enumerate(self._pipes):
+            (self._folder / str(rank)).mkdir()
+            self._stack.enter_context(pipes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def next_event(self, *, deadline: float, has_ended: Callable[[], bool]) -> Event | None:
+        """Return the next event; None when the job has ended and told everything, or the deadline has passed.
+
+        Args:
+            deadline: On the ambient's monotonic clock.
+            has_ended: Whether the process that was started is gone.
+        """
+        while True:
+            is_over = has_ended()
+            is_told = False
+            for rank, pipes in enumerate(self._pipes):
+                event = pipes.next_of_those_there()
+                if event is None:
+                    continue
+                is_told = True
+                joint = self._take(rank, event)
+                if joint is not None:
+                    return joint
+            wait_s = min(_TICK_S, deadline - self._ambient.monotonic())
+            if not is_told and (is_over or wait_s <= 0):
+                return None
+            if not is_told:
+                select.select(self._pipes, [], [], wait_s)
+
+    def answer(self, word: str) -> None:
+        """Let those go on whose event was returned last."""
+        asked, self._asked = self._asked, []
+        for rank in asked:
+            self._pipes[rank].answer(word)
+
+    def let_go(self) -> None:
+        """Let every rank go on from now on, whatever it tells; only commits are still returned."""
+        self._holds = False
+        self._asked = sorted({*self._held, *self._asked})
+        self._held.clear()
+        self.answer("go")
+
+    def _take(self, rank: int, event: Event) -> Event | None:
+        """Return the event if it is to be told; else hold the rank, or let it go on."""
+        if isinstance(event, Began):
+            self.processes[rank] = event.process
+        is_news = isinstance(event, Committed) and event.generation not in self._committed
+        if isinstance(event, Committed):
+            self._committed.add(event.generation)
+        if isinstance(event, Began | Committed) or not self._holds:
+            self._pipes[rank].answer("go")
+            return event if is_news else None
+        if isinstance(event, Phase):
+            self._asked = [rank]
+            return event
+        self._held[rank] = event
+        if len(self._held) < len(self._pipes):
+            return None
+        joint, self._asked = join_events(self._held), sorted(self._held)
+        self._held.clear()
+        return joint

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from safepoint.drill.events import Event, Phase, Restored, Update
 from safepoint.errors import RequestError
 from safepoint.faults.chance import Chance
 
+AIMS = ("one", "leader", "all")
 PHASES = ("stage", "plan", "write", "vote", "check", "publish")
 
 # Half of the random kills aim at a save, which is a small part of the time and the delicate one.
@@ -24,11 +26,13 @@ class Kill:
         update: Not before this update is complete, or restored.
         phase: The next time this phase of a save begins after that; None for the update itself.
         delay: How much longer it lives then, as a multiple of the time that one update takes; 0 dies on the spot.
+        rank: The only rank that is killed; None for all of them, with the process that started them.
     """
 
     update: int
     phase: str | None = None
     delay: float = 0.0
+    rank: int | None = None
 
     def __str__(self) -> str:
         place = f"after update {self.update}" if self.update else "after the restore"
@@ -59,6 +63,30 @@ def plan_kills(count: int, *, seed: int, updates: int, resumable_from: int = 0) 
     if kills and kills[-1].update < resumable_from:
         kills[-1] = replace(kills[-1], update=min(resumable_from, updates))
     return tuple(kills)
+
+
+def aim_kills(kills: tuple[Kill, ...], *, at: str, sizes: Sequence[int], seed: int) -> tuple[Kill, ...]:
+    """Return the kills with the rank that each of them hits.
+
+    Args:
+        at: ``all`` ranks, the ``leader``, or any ``one``, drawn from the seed.
+        sizes: How many ranks each start has.
+
+    Raises:
+        RequestError: `at` is none of these.
+    """
+    check_aim(at)
+    if at == "all":
+        return kills
+    chance = Chance("drill rank", seed)
+    ranks = [chance.below(size) if at == "one" else 0 for size in sizes[: len(kills)]]
+    return tuple(replace(kill, rank=rank) for kill, rank in zip(kills, ranks, strict=True))
+
+
+def check_aim(at: str) -> None:
+    """Raise `RequestError` unless kills can be aimed so."""
+    if at not in AIMS:
+        raise RequestError("no ranks are named so", where="kill", expected=", ".join(AIMS), found=at)
 
 
 def check_kills(kills: tuple[Kill, ...], *, updates: int) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.ambient import Ambient
-from safepoint.drill.events import Closed, Committed, Event, Phase, Restored, State, Update
-from safepoint.drill.pipes import Pipes
+from safepoint.drill.events import Apart, Closed, Committed, Event, Phase, Restored, State, Update
+from safepoint.drill.pipes import JointPipes, Pipes
 from safepoint.drill.plan import Kill, Trigger
 from safepoint.drill.process import StartedCommand
 from safepoint.drill.trace import Ending, Start
@@ -26,6 +27,7 @@ class Stage:
         environment: The environment of the command.
         until: The update to end at; None lets the command end by itself.
         patience_s: How long the command may be silent between two events.
+        ranks: How many ranks torchrun starts of the command; 0 starts the command itself.
     """
 
     command: tuple[str, ...]
@@ -34,6 +36,19 @@ class Stage:
     ambient: Ambient
     until: int | None = None
     patience_s: float = 300.0
+    ranks: int = 0
+
+    @property
+    def started(self) -> tuple[str, ...]:
+        """Return what is started: the command, or torchrun with it."""
+        if not self.ranks:
+            return self.command
+        launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks))
+        if self.command[0] == "-m":
+            return (*launcher, "-m", "--", *self.command[1:])
+        is_script = self.command[0].endswith(".py")
+        # Without the dashes torchrun takes an option of the command that begins like one of its own.
+        return (*launcher, *([] if is_script else ["--no-python"]), "--", *self.command)
 
 
 def play(stage: Stage, root: str, label: str, *, kill: Kill | None = None, update_seconds: float = 0.0) -> Start:
@@ -51,21 +66,30 @@ def play(stage: Stage, root: str, label: str, *, kill: Kill | None = None, updat
     runs, log = stage.folder / root, stage.folder / f"{label}.log"
     runs.mkdir(exist_ok=True)
     # Not in the stage's folder: a pipe's path is short on some systems, and nothing of it is to be kept.
-    with tempfile.TemporaryDirectory(prefix="safepoint-drill-") as place, Pipes(Path(place), stage.ambient) as pipes:
+    with tempfile.TemporaryDirectory(prefix="safepoint-drill-") as place, _pipes(stage, Path(place)) as pipes:
         watched = {PIPES_VARIABLE: pipes.variable, ROOT_VARIABLE: str(runs)}
         environment = {**stage.environment, **watched}
-        started = StartedCommand(stage.command, environment=environment, mark=PIPES_VARIABLE, log=log)
+        started = StartedCommand(stage.started, environment=environment, mark=PIPES_VARIABLE, log=log)
         try:
             return _Player(stage, pipes, started, kill, update_seconds).follow(str(log))
         finally:
             started.kill(stage.ambient)
 
 
+def _pipes(stage: Stage, place: Path) -> Pipes | JointPipes:
+    return JointPipes(place, stage.ambient, stage.ranks) if stage.ranks else Pipes(place, stage.ambient)
+
+
 class _Player:
     """Follow one start from its first event to its end."""
 
     def __init__(
-        self, stage: Stage, pipes: Pipes, started: StartedCommand, kill: Kill | None, update_seconds: float
+        self,
+        stage: Stage,
+        pipes: Pipes | JointPipes,
+        started: StartedCommand,
+        kill: Kill | None,
+        update_seconds: float,
     ) -> None:
         self._stage = stage
         self._pipes = pipes
@@ -101,6 +125,7 @@ class _Player:
             is_connected=self._is_connected,
             seconds=self._stage.ambient.monotonic() - began,
             update_seconds=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0,
+            ranks=self._stage.ranks,
         )
 
     def _run(self) -> Ending:
@@ -109,6 +134,9 @@ class _Player:
             if event is None:
                 return self._ended()
             self._note(event)
+            if isinstance(event, Apart):
+                self._started.kill(self._stage.ambient)
+                return Ending.FAILED
             if self._dies_at(event):
                 return self._die()
             if self._is_last(event):
@@ -134,7 +162,25 @@ class _Player:
         return Ending.SILENT
 
     def _die(self) -> Ending:
+        if self._kill is not None and self._kill.rank is not None and isinstance(self._pipes, JointPipes):
+            return self._lose(self._kill.rank, self._pipes)
         self._started.kill(self._stage.ambient)
+        return Ending.KILLED
+
+    def _lose(self, rank: int, pipes: JointPipes) -> Ending:
+        """Kill one rank, and see that the others end by themselves, with the process that started them."""
+        ambient = self._stage.ambient
+        began, place = ambient.monotonic(), f"{self._place}, rank {rank} alone"
+        self._started.kill_one(pipes.processes[rank])
+        pipes.let_go()
+        while event := pipes.next_event(deadline=began + self._stage.patience_s, has_ended=self._started.has_ended):
+            self._note(event)
+        took_s = ambient.monotonic() - began
+        if not self._started.has_ended():
+            self._place = f"{place}: the others were still there {took_s:.0f} s later"
+            self._started.kill(ambient)
+            return Ending.SILENT
+        self._place = f"{place}: the others ended within {took_s:.1f} s, exit code {self._started.exit_code}"
         return Ending.KILLED
 
     def _dies_at(self, event: Event) -> bool:
@@ -174,6 +220,8 @@ class _Player:
         elif isinstance(event, Committed):
             self._committed.append(event.step)
             self._place = f"after committing step {event.step}"
+        elif isinstance(event, Apart):
+            self._place = f"with its ranks apart: {event.places}"
         elif isinstance(event, Closed):
             self._is_closed = True
             self._place = f"at its end after update {self._last_step()}"

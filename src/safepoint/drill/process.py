@@ -65,6 +65,11 @@ class StartedCommand:
                 self._exit_code = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
         return self._exit_code
 
+    def kill_one(self, process: int) -> None:
+        """Kill one process that the command started; nothing happens where the number is not one of its own."""
+        if process in self._members():
+            _signal(process)
+
     def kill(self, ambient: Ambient) -> None:
         """Kill the command and all it started, at once, and return when none is left. Idempotent.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from safepoint.drill.compare import Apart
+from safepoint.drill.ranks import without_rank
 from safepoint.drill.trace import Ending, Rehearsal, Start
 from safepoint.drill.verdict import MEANINGS, Judgement
 
@@ -11,15 +13,21 @@ UNSEEN = "not seen by this drill: objects that are neither registered nor shown 
 COLUMNS = ("start", "resumed from", "promise", "updates", "committed", "ended")
 
 
+def columns(rehearsal: Rehearsal) -> tuple[str, ...]:
+    """Return the heads of the columns; with that of the ranks where there are some."""
+    return (COLUMNS[0], "ranks", *COLUMNS[1:]) if rehearsal.baseline.ranks else COLUMNS
+
+
 def row(label: str, start: Start) -> list[str]:
-    """Return the cells of one start, in the order of `COLUMNS`."""
+    """Return the cells of one start, in the order of `columns`."""
     restored = start.restored
     updates = f"{start.updates[0].step}-{start.updates[-1].step}" if start.updates else "none"
     ending = f"{start.ending.value} {start.place}"
-    if start.ending is Ending.FAILED:
+    if start.ending is Ending.FAILED and start.exit_code is not None:
         ending += f", exit code {start.exit_code}"
     return [
         label,
+        *([str(start.ranks)] if start.ranks else []),
         "" if restored is None else "fresh" if restored.is_fresh else f"step {restored.step}",
         "" if restored is None or restored.is_fresh else restored.promise,
         updates,
@@ -36,21 +44,36 @@ def rows(rehearsal: Rehearsal) -> list[list[str]]:
 
 def compared(judgement: Judgement) -> str:
     """Say in one sentence how much was compared."""
-    comparison = judgement.comparison
+    comparison, apart = judgement.comparison, judgement.comparison.apart
     what = {
         "exact": f"every {_joined(_kinds(judgement))}, bit for bit",
         "same_data": "the sample ids only, which is what the restores promised",
         "approximate": "nothing of their contents, because the restores promised no more",
     }[comparison.level]
     again = f", {comparison.repeated} of them made more than once" if comparison.repeated else ""
-    end = f"; the final state of {', '.join(comparison.items)}" if comparison.items else ""
-    text = f"compared {comparison.updates} updates{again}: {what}{end}"
+    items = dict.fromkeys(without_rank(name) for name in comparison.items)
+    end = f"; the final state of {', '.join(items)}" if items else ""
+    if len(items) < len(comparison.items):
+        end += " on every rank"
+    first = f" the first {comparison.updates - apart.updates}:" if apart is not None else ""
+    text = f"compared {comparison.updates} updates{again}:{first} {what}{end}"
+    if apart is not None:
+        text += f"; {_told_apart(apart)}"
     if not comparison.has_seeded_streams:
         text += (
             "; not every random stream (python, numpy, torch) is seeded by the command: the streams were compared from"
             " kill to kill, not with the uninterrupted run"
         )
     return text
+
+
+def _told_apart(apart: Apart) -> str:
+    place = f" ({apart.place})" if apart.place else ""
+    return (
+        f"{apart.updates} updates from the first start with another number of ranks on: the step and the samples of all"
+        f" ranks together exactly, the mean of each metric over the ranks within {apart.tolerance:g}; largest relative"
+        f" difference {apart.largest:.2g}{place}; random streams and the final state were not compared"
+    )
 
 
 def warnings(judgement: Judgement) -> list[str]:
@@ -91,6 +114,7 @@ def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
             "has_metrics": judgement.comparison.has_metrics,
             "has_ids": judgement.comparison.has_ids,
             "has_seeded_streams": judgement.comparison.has_seeded_streams,
+            **_plain_apart(judgement.comparison.apart),
         },
         "first_divergence": None
         if divergence is None
@@ -107,15 +131,34 @@ def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
     }
 
 
+def _plain_apart(apart: Apart | None) -> dict[str, Any]:
+    if apart is None:
+        return {}
+    return {
+        "other_ranks": {
+            "updates": apart.updates,
+            "tolerance": apart.tolerance,
+            "largest_difference": apart.largest,
+            "place": apart.place,
+        }
+    }
+
+
 def _plain_start(start: Start) -> dict[str, Any]:
     restored = start.restored
     return {
+        **({"ranks": start.ranks} if start.ranks else {}),
         "ending": start.ending.value,
         "place": start.place,
         "exit_code": start.exit_code,
         "kill": None
         if start.kill is None
-        else {"update": start.kill.update, "phase": start.kill.phase, "delay": start.kill.delay},
+        else {
+            "update": start.kill.update,
+            "phase": start.kill.phase,
+            "delay": start.kill.delay,
+            **({} if start.kill.rank is None else {"rank": start.kill.rank}),
+        },
         "restored": None
         if restored is None
         else {

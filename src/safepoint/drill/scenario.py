@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from safepoint.drill.plan import Kill, check_kills, plan_kills
+from safepoint.drill.plan import Kill, aim_kills, check_aim, check_kills, plan_kills
 from safepoint.drill.play import Stage, play
 from safepoint.drill.process import last_lines
 from safepoint.drill.trace import Ending, Rehearsal, Start
@@ -20,6 +21,8 @@ def rehearse(
     kills: tuple[Kill, ...] = (),
     count: int = 0,
     seed: int = 0,
+    sizes: Sequence[int] = (),
+    kills_ranks: str = "all",
     tell: Tell = lambda label, start: None,
 ) -> Rehearsal:
     """Run the command uninterrupted, then kill and resume it, and return what was seen.
@@ -27,19 +30,37 @@ def rehearse(
     Args:
         kills: Where the starts die, one after the other.
         count: Instead of `kills`: how many random ones, drawn from `seed`.
+        sizes: How many ranks each start of the chain has; as many as the stage says if absent. The uninterrupted run
+            has as many as the first.
+        kills_ranks: Which ranks die: ``all``, the ``leader``, or any ``one``, drawn from `seed`.
         tell: Called after each start, with its name.
 
     Raises:
         RequestError: The command cannot be drilled: it does not start, does not use safepoint, or fails by itself.
     """
+    check_sizes(sizes, len(kills) or count)
+    check_aim(kills_ranks)
+    stage = replace(stage, ranks=sizes[0]) if sizes else stage
     baseline = run_baseline(stage)
     tell("uninterrupted", baseline)
     is_random = not kills
     if is_random:
         first_saved = min(baseline.committed, default=0)
         kills = plan_kills(count, seed=seed, updates=baseline.last_step, resumable_from=first_saved + 1)
-    starts = resume_through(stage, kills, baseline=baseline, tell=tell)
+    kills = aim_kills(kills, at=kills_ranks, sizes=sizes or [max(stage.ranks, 1)] * len(kills), seed=seed)
+    starts = resume_through(stage, kills, baseline=baseline, sizes=sizes, tell=tell)
     return Rehearsal(stage.command, baseline, starts, seed if is_random else None)
+
+
+def check_sizes(sizes: Sequence[int], kills: int) -> None:
+    """Raise `RequestError` unless there is one number of ranks for each start: one more than there are kills."""
+    if sizes and (len(sizes) != kills + 1 or min(sizes) < 1):
+        raise RequestError(
+            "the numbers of ranks do not fit the kills",
+            where="world sizes",
+            expected=f"{kills + 1} numbers, one for each start: {kills} are killed and one comes to the end",
+            found=", ".join(map(str, sizes)),
+        )
 
 
 def run_baseline(stage: Stage) -> Start:
@@ -67,6 +88,7 @@ def resume_through(
     *,
     baseline: Start,
     root: str = "killed",
+    sizes: Sequence[int] = (),
     tell: Tell = lambda label, start: None,
 ) -> tuple[Start, ...]:
     """Start the command once for each kill and once more to its end; stop at a start that cannot go on by itself.
@@ -78,7 +100,8 @@ def resume_through(
     starts: list[Start] = []
     for number, kill in enumerate((*kills, None), 1):
         label = f"start-{number}"
-        start = play(stage, root, label, kill=kill, update_seconds=baseline.update_seconds)
+        one = replace(stage, ranks=sizes[number - 1]) if sizes else stage
+        start = play(one, root, label, kill=kill, update_seconds=baseline.update_seconds)
         starts.append(start)
         tell(label, start)
         if start.ending in (Ending.FAILED, Ending.SILENT):

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from safepoint.drill.events import Restored, Update
 from safepoint.drill.plan import Kill
 
+# Sums over another number of ranks are made in another order, and a training lets the difference grow.
+TOLERANCE = 1e-3
+
 
 class Ending(enum.Enum):
     """How a start ended.
@@ -29,7 +32,8 @@ class Start:
     """Hold what was seen of one start.
 
     `state` is the digest of each item at the end, where the start came to it. `place` says in words where it ended.
-    `committed` are the steps whose checkpoints were seen to exist. `log` is the path of the command's output.
+    `committed` are the steps whose checkpoints were seen to exist. `log` is the path of the command's output. `ranks`
+    is how many ranks it had; 0 where the command was started by itself.
     """
 
     ending: Ending
@@ -44,6 +48,7 @@ class Start:
     is_connected: bool = True
     seconds: float = 0.0
     update_seconds: float = 0.0
+    ranks: int = 0
 
     @property
     def last_step(self) -> int:
@@ -62,13 +67,15 @@ class Start:
 class Rehearsal:
     """Hold the uninterrupted start and the chain of killed and resumed ones.
 
-    `seed` is that of the kills, None if they were chosen by hand.
+    `seed` is that of the kills, None if they were chosen by hand. `tolerance` is the relative difference that metrics
+    may have where the number of ranks changed.
     """
 
     command: tuple[str, ...]
     baseline: Start
     starts: tuple[Start, ...]
     seed: int | None = None
+    tolerance: float = TOLERANCE
 
     @property
     def kills(self) -> int:

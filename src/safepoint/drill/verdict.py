@@ -66,7 +66,8 @@ def _failures(rehearsal: Rehearsal) -> list[str]:
     texts = []
     for number, start in enumerate(rehearsal.starts, 1):
         if start.ending is Ending.FAILED:
-            texts.append(f"start {number} ended by itself {start.place}, with exit code {start.exit_code}")
+            code = f", with exit code {start.exit_code}" if start.exit_code is not None else ""
+            texts.append(f"start {number} ended by itself {start.place}{code}")
         if start.ending is Ending.SILENT:
             texts.append(f"start {number} went silent {start.place}")
     return texts
