@@ -66,8 +66,8 @@ class StartedCommand:
         return self._exit_code
 
     def kill_one(self, process: int) -> None:
-        """Kill one process that the command started; nothing happens where the number is not one of its own."""
-        if process in self._members():
+        """Kill one process that the command started; where processes can be listed, no other one."""
+        if not sys.platform.startswith("linux") or process in self._members():
             _signal(process)
 
     def kill(self, ambient: Ambient) -> None:
