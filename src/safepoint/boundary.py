@@ -14,17 +14,27 @@ from typing import cast
 
 from safepoint.data.cursor import Cursor
 from safepoint.data.sampler import ResumableSampler
-from safepoint.errors import RequestError
-from safepoint.passes import Loader, Pass, Position, committed, epochs_finished, length_of, uncommitted_cursor
-from safepoint.progress import Progress
+from safepoint.passes import (
+    Loader,
+    Pass,
+    Position,
+    committed,
+    epochs_finished,
+    held_samples,
+    length_of,
+    uncommitted_cursor,
+)
+from safepoint.progress import Consumed, Progress, check_whole
 from safepoint.state.steps import StepMonitor
 
 
 class Boundary:
     """Count microbatches, batches and optimizer steps between boundaries."""
 
-    def __init__(self, monitor: StepMonitor) -> None:
+    def __init__(self, monitor: StepMonitor, *, world_size: int = 1) -> None:
         self.progress = Progress()
+        self.consumed = Consumed()
+        self._has_ranks = world_size > 1
         self.leaves_epochs_open = False
         self.longest_window = 0
         self.epoch_batches = 0
@@ -77,6 +87,7 @@ class Boundary:
     def begin_at(self, progress: Progress, counts: Mapping[str, int]) -> None:
         """Stand on the boundary of a restored checkpoint, with the counts that it recorded."""
         self.progress = progress
+        self.consumed = Consumed(progress.samples, progress.tokens)
         self.epoch_batches = counts.get("epoch_batches", 0)
         self.leaves_epochs_open = self.leaves_epochs_open or bool(counts.get("leaves_epochs_open"))
         self.longest_window = self._untold = self._foreign_workers = 0
@@ -151,18 +162,6 @@ class Boundary:
         is_counting = self._counting is not None and self._counting.loader is loader
         return is_counting and self.progress.epoch_end_due and not self._is_resumed_at_end
 
-    def check_not_moved(self) -> None:
-        """Raise `RequestError` when an optimizer has stepped since the last boundary."""
-        moved = {name: count for name, count in self._monitor.counts().items() if count}
-        if moved:
-            raise RequestError(
-                "an optimizer has stepped since the last boundary, so the state is of no boundary",
-                where=", ".join(moved),
-                expected=f"the state after update {self.progress.step}",
-                found=", ".join(f"{count} more steps of {name!r}" for name, count in moved.items()),
-                remedy="Call after_update() after each optimizer step and before saving.",
-            )
-
     def add_microbatch(self) -> None:
         """Count one forward and backward within the window."""
         self._microbatches += 1
@@ -180,9 +179,7 @@ class Boundary:
             samples: What this rank consumed; None takes the loader's own count.
             batches: How many batches belong to the update; None for all that were handed out.
         """
-        for name, number in (("samples", samples), ("tokens", tokens), ("batches", batches)):
-            if number is not None and (type(number) is not int or number < 0):
-                raise RequestError("an update counts whole things", where=name, found=repr(number))
+        check_whole(samples=samples, tokens=tokens, batches=batches)
         if batches is not None:
             self._check_cursors()
         if self.progress.epoch_end_due and not self._has_leftover:
@@ -190,12 +187,14 @@ class Boundary:
         if self._counting is None:
             self._count_by(self._first_used())
         window = self._window(batches)
-        held = self._samples_held() if samples is None else 0
+        held = held_samples(self._used_loader())
         for name, position in self._positions.items():
             self._commit(position, batches, window)
             self._ahead[name] = position.uncommitted
-        if samples is None:
-            samples = held - self._samples_held()
+        own, planned = (before - after for before, after in zip(held, held_samples(self._used_loader()), strict=True))
+        samples = own if samples is None else samples
+        is_planned = samples == own
+        self.consumed = self.consumed.add(samples=samples, tokens=tokens, planned=planned, is_planned=is_planned)
         counted = self._foreign_handed if batches is None else min(batches + self._dropped, self._foreign_handed)
         self._foreign_handed = self.ahead = self._foreign_handed - counted
         steps = self._monitor.counts()
@@ -208,7 +207,7 @@ class Boundary:
             self.progress,
             step=self.progress.step + 1,
             microbatches=self.progress.microbatches + window,
-            samples=self.progress.samples + samples,
+            samples=self.progress.samples + (planned if self._has_ranks and is_planned else samples),
             tokens=self.progress.tokens + tokens,
             skipped=self.progress.skipped + was_skipped,
             epoch_end_due=self._has_leftover or self._is_epoch_finished(),
@@ -220,6 +219,10 @@ class Boundary:
             one.handed = 0
         self._note_cursors()
         self._monitor.reset()
+
+    def show_totals(self, *, samples: int, tokens: int) -> None:
+        """Count from now on from what all ranks have consumed together, as they found at a save."""
+        self.progress = replace(self.progress, samples=samples, tokens=tokens)
 
     def begin_pass(self, loader: object) -> Pass | None:
         """Begin a pass over a loader and return it; None when the loader has no batches left.
@@ -383,6 +386,10 @@ class Boundary:
         elif not isinstance(position, Cursor):
             position.commit(min(batches + self._dropped, position.uncommitted))
 
+    def _used_loader(self) -> Loader | None:
+        used = None if self._counting is None else self._counting.loader
+        return cast(Loader, used) if self._is_loader(used) else None
+
     def _is_item(self, *parts: object) -> bool:
         return any(entry is part for entry in self._entries for part in parts)
 
@@ -391,7 +398,3 @@ class Boundary:
         if one is not None and self._is_loader(one.loader):
             return epochs_finished(cast(Loader, one.loader)) > one.begun
         return not self.ahead and (self._last_is_out or self._is_pass_over)
-
-    def _samples_held(self) -> int:
-        used = None if self._counting is None else self._counting.loader
-        return cast(Loader, used).uncommitted_samples if self._is_loader(used) else 0

@@ -174,6 +174,8 @@ class Circumstances:
             metrics={name: encode_plain(value) for name, value in metrics.items()},
             probe=encode_plain(probe, path="probe"),
             contract=self._contract.level,
+            consumed=self._boundary.consumed,
+            accepts=self._contract.accepts,
         )
 
     def reasons_for(self, manifest: Manifest) -> list[Reason]:

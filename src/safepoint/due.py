@@ -19,6 +19,7 @@ from safepoint.saving.background import SaveHandle
 from safepoint.saving.capture import Snapshot
 from safepoint.state.placement import StreamPlacement
 from safepoint.state.probe import Probe
+from safepoint.state.steps import StepMonitor
 
 
 class DueSaves:
@@ -34,6 +35,7 @@ class DueSaves:
         circumstances: Circumstances,
         saver: Saver,
         placement: StreamPlacement,
+        monitor: StepMonitor,
         session: Callable[[], RankSession],
         probe: Probe | None,
     ) -> None:
@@ -41,6 +43,7 @@ class DueSaves:
         self._circumstances = circumstances
         self._saver = saver
         self._placement = placement
+        self._monitor = monitor
         self._session = session
         self._probe = probe
         self._is_held = False
@@ -71,7 +74,7 @@ class DueSaves:
 
     def save(self, handle: SaveHandle) -> SaveHandle:
         """Save the boundary on which we stand."""
-        self._saver.save(self._session(), self._snapshot, handle)
+        self._saver.save(self._session(), self._snapshot, handle, on_agreed=self._show_totals)
         return handle
 
     def before_step(self) -> None:
@@ -98,9 +101,12 @@ class DueSaves:
 
     def _snapshot(self) -> Snapshot:
         self._check_nothing_is_late("a checkpoint is about to be made")
-        self._boundary.check_not_moved()
+        self._monitor.check_not_moved(self._boundary.progress.step)
         numbers = None if self._probe is None else self._probe.measure()
         return self._circumstances.snapshot(metrics=self.metrics, probe=numbers)
+
+    def _show_totals(self, snapshot: Snapshot) -> None:
+        self._boundary.show_totals(samples=snapshot.progress.samples, tokens=snapshot.progress.tokens)
 
     def _check_nothing_is_late(self, what: str) -> None:
         if self.late:

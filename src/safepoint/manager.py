@@ -127,9 +127,9 @@ class CheckpointManager:
             refuses_difference=on_disagreement == "refuse",
         )
         self._monitor = StepMonitor(self._registry.optimizers)
-        self._boundary = boundary = Boundary(self._monitor)
+        self._boundary = boundary = Boundary(self._monitor, world_size=ranks)
         self._placement, self._restored = StreamPlacement(), Restored()
-        self._circumstances = Circumstances(
+        self._circumstances = circumstances = Circumstances(
             registry, boundary, contract, world_size=ranks, config=plain, accumulation=accumulation, ambient=ambient
         )
         self._membership = Membership(
@@ -142,7 +142,7 @@ class CheckpointManager:
             deadline_s=deadline_s,
         )
         self._due = DueSaves(
-            boundary, self._circumstances, self._saver, self._placement, self._membership.require, self._probe
+            boundary, circumstances, self._saver, self._placement, self._monitor, self._membership.require, self._probe
         )
         self._monitor.guard(self._due.before_step)
         try:

@@ -33,6 +33,9 @@ class Loader(Position, Protocol):
     @property
     def uncommitted_samples(self) -> int: ...
 
+    @property
+    def uncommitted_total(self) -> int: ...
+
     def last_ids(self) -> list[int]: ...
 
 
@@ -55,6 +58,11 @@ def length_of(loader: object) -> int | None:
         return len(loader)  # type: ignore[arg-type]  # what has no length says so
     except (TypeError, NotImplementedError):
         return None
+
+
+def held_samples(loader: Loader | None) -> tuple[int, int]:
+    """Return the samples in the batches handed out and not committed: of this rank, and of all by the loader's plan."""
+    return (0, 0) if loader is None else (loader.uncommitted_samples, loader.uncommitted_total)
 
 
 def epochs_finished(loader: Loader) -> int:

@@ -118,12 +118,20 @@ class Saver:
             self.begin_at(step)
         return handle or (SaveHandle(is_explicit=is_explicit) if is_due else None)
 
-    def save(self, session: RankSession, snapshot: Callable[[], Snapshot], handle: SaveHandle) -> None:
+    def save(
+        self,
+        session: RankSession,
+        snapshot: Callable[[], Snapshot],
+        handle: SaveHandle,
+        *,
+        on_agreed: Callable[[Snapshot], None] = lambda snapshot: None,
+    ) -> None:
         """Save what `snapshot` captures; return when it is done or, in the background, when live memory may change.
 
         Args:
             snapshot: Captures the boundary; called after the save before has ended.
             handle: Told what comes of it.
+            on_agreed: Told the snapshot with the totals of all ranks, before the boundary is left.
 
         Raises:
             SafepointError: This save or the one before failed, and the policy is to raise.
@@ -145,6 +153,7 @@ class Saver:
             refuses_difference=self._refuses_difference,
             buffer=self._buffer,
             on_phase=lambda phase: self._evidence.tell("phase", phase=phase),
+            on_agreed=on_agreed,
         )
 
         def counted() -> Snapshot:

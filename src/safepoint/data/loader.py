@@ -169,6 +169,11 @@ class ResumableLoader:
         return self._plan.samples_in(self._committed, self.uncommitted)
 
     @property
+    def uncommitted_total(self) -> int:
+        """Return the number of samples of all ranks in these batches."""
+        return self._plan.total_in(self._committed, self.uncommitted)
+
+    @property
     def finished(self) -> bool:
         """Return whether all epochs that were asked for are handed out."""
         return self._epochs is not None and self._handed.epoch >= self._epochs

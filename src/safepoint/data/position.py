@@ -116,6 +116,14 @@ class BatchPlan:
             position = self.advance(position, 1)
         return number
 
+    def total_in(self, position: Position, batches: int) -> int:
+        """Return the number of samples of all ranks in so many batches from a position on."""
+        number = 0
+        for _ in range(batches):
+            number += min(self.global_batch, self.dataset.length - position.samples)
+            position = self.advance(position, 1)
+        return number
+
     def rest_of_epoch(self, position: Position) -> Iterator[Batch]:
         """Yield this rank's part of each batch from a position to the end of its epoch."""
         for _ in range(self.remaining(position)):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from safepoint.contract import Reason
 from safepoint.format.manifest import Conditions, ProgressRecord
+from safepoint.progress import Consumed
 from safepoint.state.item import Item, Preparing
 from safepoint.state.snapshot import SnapshotItem, capture_item
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Hold all that a generation will say of one boundary."""
+    """Hold all that a generation will say of one boundary.
+
+    `consumed` is what this rank counts for the totals, if it does; `accepts` says which differences its contract takes.
+    """
 
     progress: ProgressRecord
     items: tuple[SnapshotItem, ...]
@@ -21,6 +26,8 @@ class Snapshot:
     metrics: Mapping[str, Any]
     probe: Any
     contract: str
+    consumed: Consumed | None = None
+    accepts: Callable[[Reason], bool] = lambda reason: False
 
 
 def capture(items: Sequence[Item]) -> tuple[SnapshotItem, ...]:

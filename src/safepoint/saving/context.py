@@ -22,7 +22,7 @@ class SaveContext:
     """Hold what all saves of one incarnation share.
 
     `refuses_difference` says whether replicas that differ abort the save, or are noted. `on_phase` is told the name of
-    each phase as it begins, from whichever thread runs it.
+    each phase as it begins, from whichever thread runs it; `on_agreed` the snapshot with what all ranks agreed on.
     """
 
     storage: Storage
@@ -35,6 +35,7 @@ class SaveContext:
     refuses_difference: bool = True
     buffer: StagingBuffer = field(default_factory=StagingBuffer)
     on_phase: Callable[[str], None] = lambda phase: None
+    on_agreed: Callable[[Snapshot], None] = lambda snapshot: None
 
 
 @dataclass(frozen=True, slots=True)

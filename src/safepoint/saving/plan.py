@@ -26,6 +26,7 @@ from safepoint.errors import AbortedError, InternalError, LeaderLostError, Safep
 from safepoint.format.digest import digest_bytes
 from safepoint.group.agreement import join, lead
 from safepoint.group.base import Group
+from safepoint.saving.alike import Said, check_alike, check_steps, check_types, find_totals, said_by, settled
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.divide import Division, RankPart, divide
 from safepoint.saving.layout import Layout, decode_layout, encode_layout, layout_of
@@ -56,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tell all ranks what is saved.
 
     `division` is the digest of how it is divided, `compares` whether replicas are compared; `previous` and `outcome`
-    tell how the save before ended, as far as the leader knows.
+    tell how the save before ended, as far as the leader knows; `totals` are samples and tokens over all ranks.
     """
 
     generation: str
@@ -66,6 +67,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compares: bool
     previous: str = ""
     outcome: str = ""
+    totals: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class _Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: str
     division: str
     items: dict[str, _ItemOffer]
+    said: Said
 
 
 class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,12 +221,14 @@ class Planner:
         def offer() -> bytes:
             if isinstance(taken, SafepointError):
                 raise taken
-            made = _Offer(taken.snapshot.progress.step, taken.layout.digest, self._divided[0], taken.offers)
+            step, said = taken.snapshot.progress.step, said_by(taken.snapshot)
+            made = _Offer(step, taken.layout.digest, self._divided[0], taken.offers, said)
             return msgspec.msgpack.encode(made)
 
         def answer(parts: list[bytes]) -> bytes:
             offers.extend(_decoded(part, _Offer, f"rank {rank}") for rank, part in enumerate(parts))
-            _check_steps(offers)
+            check_steps([one.step for one in offers])
+            _check_said(taken, offers)
             self._keep_layouts(taken, offers)
             wanted = {one.layout: rank for rank, one in reversed(list(enumerate(offers)))}
             missing = tuple(sorted(rank for digest, rank in wanted.items() if digest not in self._layouts))
@@ -255,7 +260,9 @@ class Planner:
             _log.info("the save %s, whose outcome was unknown here, was %s", told.plan.previous, told.plan.outcome)
         self._take_part(topic, told.plan, offers)
         division = self._division if self._group.rank == 0 else None
-        return Agreed(taken.snapshot, told.plan, taken.layout, taken.tensors, self._divided[1], division)
+        types = {name: item.type for name, item in told.plan.items.items()}
+        snapshot = settled(taken.snapshot, told.plan.totals, [one.said for one in offers], types)
+        return Agreed(snapshot, told.plan, taken.layout, taken.tensors, self._divided[1], division)
 
     def _keep_layouts(self, taken: _Taken | SafepointError, offers: Sequence[_Offer]) -> None:
         """Keep the layouts that are in use, the leader's own among them."""
@@ -275,7 +282,8 @@ class Planner:
         compares = bool(self._compares_every) and self._count % self._compares_every == 0
         self._count += 1
         step = offers[0].step
-        return Plan(name_generation(step), step, digest, items, compares, *self._last)
+        totals = find_totals([one.said for one in offers])
+        return Plan(name_generation(step), step, digest, items, compares, *self._last, totals)
 
     def _take_part(self, topic: str, plan: Plan, offers: Sequence[_Offer]) -> None:
         """Give the ranks their parts of a division that they do not know, or receive it."""
@@ -299,20 +307,6 @@ class Planner:
                 if earlier != topic:
                     self._group.settle(earlier)
         self._topics, self._unheard = [topic], []
-
-
-def check_alike(types: dict[int, str], *, item: str) -> str:
-    """Return the type that an item has on all ranks that hold it, or raise `AbortedError`."""
-    (first, name), *others = sorted(types.items())
-    for rank, other in others:
-        if other != name:
-            raise AbortedError(
-                "ranks hold different kinds of object under one name",
-                where=item,
-                expected=f"{name}, as on rank {first}",
-                found=f"{other} on rank {rank}",
-            )
-    return name
 
 
 def _taken(snapshot: Callable[[], Snapshot]) -> _Taken | SafepointError:
@@ -342,19 +336,14 @@ def _step_of(taken: _Taken | SafepointError) -> int:
     return taken.snapshot.progress.step
 
 
-def _check_steps(offers: Sequence[_Offer]) -> None:
-    by_step: dict[int, list[int]] = {}
-    for rank, one in enumerate(offers):
-        by_step.setdefault(one.step, []).append(rank)
-    others = {step: ranks for step, ranks in by_step.items() if step != offers[0].step}
-    if others:
-        raise AbortedError(
-            "the ranks are not at one boundary",
-            where=", ".join(f"rank {rank}" for ranks in others.values() for rank in ranks),
-            expected=f"step {offers[0].step}, as on rank 0",
-            found=", ".join(f"step {step}" for step in others),
-            remedy="Call after_update() and save() on all ranks alike.",
-        )
+def _check_said(taken: _Taken | SafepointError, offers: Sequence[_Offer]) -> None:
+    trees: dict[str, set[str]] = {}
+    for one in offers:
+        for name, item in one.items.items():
+            trees.setdefault(name, set()).add(item.tree)
+    common = frozenset(name for name, found in trees.items() if len(found) == 1)
+    if isinstance(taken, _Taken):
+        check_alike([one.said for one in offers], common=common, accepts=taken.snapshot.accepts)
 
 
 def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Layout]) -> dict[str, PlannedItem]:
@@ -367,7 +356,7 @@ def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Layout]) -> dict[
             holders.setdefault(name, {})[rank] = item
     planned = {}
     for name, held in holders.items():
-        type_name = check_alike({rank: item.type for rank, item in held.items()}, item=name)
+        type_name = check_types({rank: item.type for rank, item in held.items()}, item=name)
         is_one_tree = len({item.tree for item in held.values()}) == 1
         states = {item.state for item in held.values()}
         if "" in states:

@@ -50,6 +50,7 @@ def begin(context: SaveContext, snapshot: Callable[[], Snapshot]) -> StagedSave:
     if context.group.world_size > 1:
         clock.enter("meet")
     agreed = context.planner.agree(context.claim.incarnation, snapshot, lambda step: _name(context, step))
+    context.on_agreed(agreed.snapshot)
     sums: tuple[ReplicaSums, ...] = ()
     try:
         if agreed.plan.compares:

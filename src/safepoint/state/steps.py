@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from safepoint.errors import RequestError
+
 # Hooks whose monitor was dropped. Its finalizer may run wherever the garbage collector does, also while torch iterates
 # over its hooks, so it must not take them off itself.
 _ABANDONED: list[Any] = []
@@ -37,6 +39,18 @@ class StepMonitor:
     def counts(self) -> dict[str, int]:
         """Return the number of steps of each registered optimizer since the last `reset`, zeros included."""
         return {name: self._counts.get(id(one), 0) for name, one in self._optimizers.items()}
+
+    def check_not_moved(self, step: int) -> None:
+        """Raise `RequestError` when an optimizer has stepped since the boundary of a step."""
+        moved = {name: count for name, count in self.counts().items() if count}
+        if moved:
+            raise RequestError(
+                "an optimizer has stepped since the last boundary, so the state is of no boundary",
+                where=", ".join(moved),
+                expected=f"the state after update {step}",
+                found=", ".join(f"{count} more steps of {name!r}" for name, count in moved.items()),
+                remedy="Call after_update() after each optimizer step and before saving.",
+            )
 
     def reset(self) -> None:
         """Begin to count anew, at a boundary."""
