@@ -11,6 +11,7 @@ from torch import nn
 
 import safepoint as sp
 from safepoint.data import Cursor
+from safepoint.state.tensors import TensorSource
 from tests.manager.jobs import Died, bits, build, die, picture, train
 
 
@@ -303,3 +304,56 @@ def test_an_object_that_could_not_be_registered_leaves_no_trace(tmp_path: Path) 
     assert set(sp.open_run(tmp_path).manifest().items) == {"model", "optimizer", "scheduler", "data", "rng"}
     assert cursor.uncommitted == 5
     job.manager.close()
+
+
+class Moody:
+    """Raises in one of its two methods, when it is told to."""
+
+    def __init__(self, *, tells: bool = True, takes: bool = True) -> None:
+        self.tells, self.takes = tells, takes
+
+    def state_dict(self) -> dict[str, int]:
+        if not self.tells:
+            raise KeyError("no state")
+        return {"n": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if not self.takes:
+            raise OSError("no file")
+
+
+def test_what_the_users_own_code_raises_is_named_by_its_item(tmp_path: Path) -> None:
+    entry = Moody()
+    manager = sp.CheckpointManager(tmp_path, {"moody": entry})
+    manager.save()
+    entry.tells = False
+    with pytest.raises(sp.RequestError, match=r"does not tell its state.*moody.*no state"):
+        manager.save()
+    manager.close()
+
+    manager = sp.CheckpointManager(tmp_path, {"moody": Moody(takes=False)})
+    with pytest.raises(sp.RequestError, match=r"did not take the state.*moody.*OSError: no file.*may hold a mixture"):
+        manager.restore()
+    manager.close()
+
+
+def test_a_write_from_another_thread_while_the_state_is_copied_publishes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other thread is played by a copy that writes to the tensor: a real one may miss the moment."""
+    model = torch.nn.Linear(4, 4)
+    manager = sp.CheckpointManager(tmp_path, {"model": model})
+    manager.save()
+    copy = TensorSource.copy_into
+
+    def interrupted(source: TensorSource, buffer: memoryview) -> None:
+        with torch.no_grad():
+            model.bias.add_(1)
+        copy(source, buffer)
+
+    monkeypatch.setattr(TensorSource, "copy_into", interrupted)
+    with pytest.raises(sp.TornSnapshotError, match="model: bias"):
+        manager.save()
+    monkeypatch.undo()
+    manager.close()
+    assert [one.step for one in sp.open_run(tmp_path).checkpoints()] == [0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from safepoint.errors import InternalError, RequestError
+from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
 from safepoint.state.item import TensorSpec
 from safepoint.state.tensors import (
@@ -150,3 +150,24 @@ def test_a_distributed_tensor_is_refused_with_a_remedy() -> None:
     fake = type("DTensor", (torch.Tensor,), {"__module__": "torch.distributed.tensor"})
     with pytest.raises(RequestError, match="distributed over ranks"):
         check_storable(torch.ones(2).as_subclass(fake), "model.w")
+
+
+def test_a_tensor_that_is_written_to_before_it_is_read_is_torn() -> None:
+    live = torch.zeros(3)
+    source = TensorSource.of(live, "model: weight")
+    source.copy_into(memoryview(bytearray(12)))
+    live.add_(1)
+    with pytest.raises(TornSnapshotError, match="model: weight"):
+        source.copy_into(memoryview(bytearray(12)))
+
+
+@pytest.mark.parametrize(
+    "live",
+    [torch.tensor([1 + 2j]).conj().imag, torch.arange(6.0).reshape(2, 3)[1:, 1:2].as_strided((1, 1), (3, 2))],
+    ids=["imaginary part", "an odd stride"],
+)
+def test_one_element_of_any_stride_is_stored_and_added_up(live: torch.Tensor) -> None:
+    source, buffer = TensorSource(live), bytearray(4)
+    source.copy_into(memoryview(buffer))
+    assert struct.unpack("<f", buffer) == (live.item(),)
+    assert source.checksum() == struct.unpack("<i", buffer)[0] % 2**64

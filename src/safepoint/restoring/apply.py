@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from safepoint.contract import Reason
-from safepoint.errors import InternalError
+from safepoint.errors import InternalError, RequestError, SafepointError
 from safepoint.restoring.read import BoxKey
 from safepoint.restoring.split import differing_part
 from safepoint.restoring.together import merged_findings, merged_names
@@ -63,11 +63,25 @@ def in_order(items: Iterable[Item]) -> list[Item]:
 def apply(saved: SavedState, items: Sequence[Item], permits: Permits) -> list[str]:
     """Set all items and return what they deliberately left as it was.
 
+    Raises:
+        RequestError: The user's own code did not take what it was given.
+
     Spec: C11.
     """
     left: list[str] = []
     for item in in_order(items):
-        left += [f"{item.name}/{name}" for name in item.apply(saved.items[item.name], permits)]
+        try:
+            kept = item.apply(saved.items[item.name], permits)
+        except SafepointError:
+            raise
+        except Exception as exc:
+            raise RequestError(
+                "an object did not take the state that was saved of it",
+                where=item.name,
+                found=f"{type(exc).__name__}: {exc}",
+                remedy="Make it take that state, or leave it out with restore(skip=...).",
+            ) from exc
+        left += [f"{item.name}/{name}" for name in kept]
     return left
 
 

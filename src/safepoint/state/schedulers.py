@@ -110,7 +110,9 @@ class SchedulerItem:
             "has_stepped": bool(getattr(optimizer.optimizer, "_opt_called", False)),
         }
         plain, tensors = flatten(whole, path=self._name)
-        captured = tuple(CapturedTensor(spec_of(name, tensor), TensorSource(tensor)) for name, tensor in tensors)
+        captured = tuple(
+            CapturedTensor(spec_of(name, tensor), TensorSource.of(tensor, name)) for name, tensor in tensors
+        )
         return CapturedItem(self.type, plain, captured)
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:

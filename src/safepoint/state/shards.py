@@ -172,13 +172,14 @@ def captured(
     """
     found: list[CapturedTensor] = []
     for name, tensor in tensors:
+        where = f"{path}: {name}"
         if not is_distributed(tensor):
-            found.append(CapturedTensor(spec_of(name, tensor), TensorSource(tensor), name in leaders))
+            found.append(CapturedTensor(spec_of(name, tensor), TensorSource.of(tensor, where), name in leaders))
             continue
         local, whole = local_of(tensor), tuple(tensor.shape)
-        for box in boxes_of(tensor, f"{path}: {name}"):
+        for box in boxes_of(tensor, where):
             spec = TensorSpec(name, dtype_name(tensor.dtype), box.shape, whole, box.offset)
-            found.append(CapturedTensor(spec, TensorSource(view_of(local, box))))
+            found.append(CapturedTensor(spec, TensorSource.of(view_of(local, box), where)))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from safepoint.errors import Difference
+from safepoint.errors import Difference, RequestError, SafepointError
 from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.rebuild import check_plain
 from safepoint.state.shards import ShardTarget, captured, new_target
@@ -102,7 +102,17 @@ class StatefulItem:
         return []
 
     def _flatten(self) -> tuple[object, list[tuple[str, torch.Tensor]]]:
-        whole = {"class": class_name(self._stateful), "state": self._stateful.state_dict()}
+        try:
+            state = self._stateful.state_dict()
+        except SafepointError:
+            raise
+        except Exception as exc:
+            raise RequestError(
+                "an object does not tell its state",
+                where=self._name,
+                found=f"state_dict() raised {type(exc).__name__}: {exc}",
+            ) from exc
+        whole = {"class": class_name(self._stateful), "state": state}
         return flatten(whole, path=self._name, may_be_distributed=True)
 
 

@@ -11,12 +11,12 @@ Spec: F3.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from safepoint.errors import InternalError, RequestError
+from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
 from safepoint.state.item import TensorSpec
 
@@ -34,9 +34,22 @@ _WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Give the bytes of a live strided tensor; they are read when `copy_into` is called, not before."""
+    """Give the bytes of a live strided tensor; they are read when `copy_into` is called, not before.
+
+    Args:
+        tensor: The live tensor.
+        name: Its path in the state, for messages.
+        version: The tensor's version at the boundary; it counts what is written in place. None where there is none.
+    """
 
     tensor: torch.Tensor
+    name: str = ""
+    version: int | None = None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, name: str) -> TensorSource:
+        """Return the source of a tensor as it is now; what is written to it before it is read is noticed."""
+        return cls(tensor, name, version_of(tensor))
 
     @property
     def nbytes(self) -> int:
@@ -44,20 +57,32 @@ class TensorSource:
         return self.tensor.numel() * self.tensor.element_size()
 
     def copy_into(self, buffer: memoryview) -> None:
-        """Copy the dense bytes; a tensor of an accelerator goes to host memory without a second host copy."""
+        """Copy the dense bytes; a tensor of an accelerator goes to host memory without a second host copy.
+
+        Raises:
+            TornSnapshotError: The tensor was written to since the boundary.
+        """
         _check_size(buffer.nbytes, self.nbytes)
         if self.nbytes == 0:
             return
-        dense = self.tensor.detach().resolve_conj().resolve_neg().contiguous()
-        torch.frombuffer(buffer, dtype=torch.uint8).copy_(as_bytes(dense))
+        torch.frombuffer(buffer, dtype=torch.uint8).copy_(as_bytes(_dense(self.tensor)))
+        found = version_of(self.tensor)
+        if self.version is not None and found != self.version:
+            raise TornSnapshotError(
+                "a tensor was written to while it was saved",
+                where=self.name,
+                expected=f"version {self.version}, that of the boundary",
+                found=f"version {found}",
+                remedy="Nothing was published. Let no other thread write to the state between two updates.",
+            )
 
     def rows(self, start: int, stop: int) -> TensorSource:
         """Return the source of some rows; a tensor without an axis has one."""
-        return TensorSource(self.tensor.detach()[start:stop]) if self.tensor.dim() else self
+        return replace(self, tensor=self.tensor.detach()[start:stop]) if self.tensor.dim() else self
 
     def checksum(self) -> int:
         """Add the elements up on the tensor's device."""
-        dense = self.tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        dense = _flat(_dense(self.tensor))
         if dense.element_size() > _WORD_BYTES:
             dense = torch.view_as_real(dense)
         words = dense.view(_WORDS[dense.element_size()])
@@ -147,6 +172,11 @@ class NewTensorTarget:
         self.tensor = staging.to(self._device)
 
 
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Return how often a tensor was written to in place; None for one that does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
 def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a value into a live strided tensor, whatever its dtype and device, without recording a graph.
 
@@ -162,7 +192,7 @@ def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
 
 def as_bytes(dense: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a contiguous tensor as a one-dimensional uint8 view."""
-    return dense.reshape(-1).view(torch.uint8)
+    return _flat(dense).view(torch.uint8)
 
 
 def as_memory(dense: torch.Tensor) -> memoryview:
@@ -279,6 +309,16 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return (start, start + (reach + 1) * tensor.element_size())
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values in C order, itself where it holds them so."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _flat(dense: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor with one axis; `reshape` keeps any stride of a single element."""
+    return dense.as_strided((dense.numel(),), (1,))
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:
