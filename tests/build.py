@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from safepoint.format.digest import digest_bytes, digest_file
 from safepoint.format.encoding import seal
 from safepoint.format.index import Chunk, Index, IndexedItem, ObjectReference, Tensor
@@ -105,6 +107,7 @@ def write_generation(
     plain: Mapping[str, Any] | None = None,
     plain_of_ranks: Sequence[Mapping[str, Any]] | None = None,
     kinds: Mapping[str, str] | None = None,
+    holders: Mapping[str, tuple[int, ...]] | None = None,
     nonce: str = "0badcafe",
     run: str = RUN,
     metrics: Mapping[str, Any] | None = None,
@@ -119,6 +122,7 @@ def write_generation(
         plain: The plain tree of each item, in JSON form.
         plain_of_ranks: The plain trees that each rank stores instead, in JSON form; by default the first rank stores
             those of all items, and each rank its own of an item of the kind ``per_rank``.
+        holders: The ranks that had an item, where they were not all.
         is_committed: Whether the manifest is written.
     """
     incarnation = chain[-1].incarnation
@@ -138,7 +142,10 @@ def write_generation(
         indexes.append(index)
     if is_committed:
         names = dict.fromkeys(name for index in indexes for name in index.items)
-        summaries = {name: _summary(indexes, name, (kinds or {}).get(name, "global")) for name in names}
+        summaries = {
+            name: replace(_summary(indexes, name, (kinds or {}).get(name, "global")), ranks=(holders or {}).get(name))
+            for name in names
+        }
         manifest = _manifest(generation, step, tuple(chain), summaries, objects, len(parts), run, metrics, created)
         storage.publish(generation_path(generation, MANIFEST), seal(manifest))
     return generation

@@ -41,6 +41,9 @@ CHANGES: dict[str, Callable[[Tree], object]] = {
         lineage=[{"incarnation": 1, "resumed": "step-000000000009-i000009-0badcafe", "step": 9}]
     ),
     "item outside the grammar": lambda t: t["items"].update({"a/b": t["items"]["model"]}),
+    "item of no rank": lambda t: t["items"]["model"].update(ranks=[]),
+    "item of a rank that is not there": lambda t: t["items"]["model"].update(ranks=[0, 1]),
+    "item of a rank twice": lambda t: t["items"]["model"].update(ranks=[0, 0]),
     "object twice": lambda t: t["objects"].append(t["objects"][0]),
     "object by a path": lambda t: t["objects"][0].update(name="../../../secret"),
     "object without a digest": lambda t: t["objects"][0].update(digest="x"),
@@ -58,7 +61,7 @@ CHANGES: dict[str, Callable[[Tree], object]] = {
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_a_manifest_that_contradicts_its_place_or_itself_is_refused(name: str) -> None:
-    """Spec: F7.2, F5.5, C13.1"""
+    """Spec: F7.2, F7.7, F5.5, C13.1"""
     case = example()
     tree = tree_of(case.manifest)
     decode(copy.deepcopy(tree), case.generation)

@@ -255,9 +255,10 @@ def test_boxes_of_a_tensor_that_contradict_each_other_are_damage(storage: Memory
 
 def test_trees_that_differ_by_rank_are_compared_as_the_whole_that_they_make(storage: MemoryStorage) -> None:
     for step, value in ((1, 5), (2, 6)):
-        trees = [{"model": encode_plain({"a": 1})}, {"model": encode_plain({"b": value})}]
+        entries: list[dict[str, int]] = [{"a": 1}, {"b": value}]
+        trees = [{"model": encode_plain({"entries": one, "extra": {}, "training": []})} for one in entries]
         write_generation(storage, step, chain=CHAIN, ranks=[{"model": {}}, {}], plain_of_ranks=trees)
-    assert [one.difference for one in compare(storage).plain] == [LeafDifference("b", "5", "6")]
+    assert [one.difference for one in compare(storage).plain] == [LeafDifference("entries.b", "5", "6")]
 
 
 def test_what_one_process_and_what_several_ranks_saved_is_equal_where_the_values_are(storage: MemoryStorage) -> None:

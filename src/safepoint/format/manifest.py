@@ -29,11 +29,12 @@ class ProgressRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch_end_due: bool = False
 
 
-class ItemSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ItemSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Summarise an item: its type, how many tensors it has, and their bytes.
 
     `kind` is ``global``, ``replicated``, ``sharded`` or ``per_rank``. `digest` is that of the item's state: its plain
-    tree and its tensors' chunk digests, whatever file they lie in.
+    tree and its tensors' chunk digests, whatever file they lie in. `ranks` lists the ranks that had the item, in
+    order; None for all.
     """
 
     type: str
@@ -41,6 +42,7 @@ class ItemSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: Count
     size_bytes: Count
     digest: str
+    ranks: tuple[Count, ...] | None = None
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,9 +117,12 @@ def decode_manifest(data: bytes, *, where: str, generation: str) -> Manifest:
     check_chain(manifest.lineage, incarnation=manifest.incarnation, where=where)
     if manifest.step < manifest.lineage[-1].step:
         raise CorruptionError("a manifest is older than what its run resumed from", where=where, found=manifest.step)
-    for item in manifest.items:
+    for item, summary in manifest.items.items():
         if not is_item_name(item):
             raise CorruptionError("an item's name is not allowed", where=where, found=repr(item[:80]))
+        ranks = summary.ranks
+        if ranks is not None and (ranks != tuple(sorted(set(ranks))) or not ranks or ranks[-1] >= manifest.world_size):
+            raise CorruptionError("an item's ranks are none of a job's", where=f"{where}: {item}", found=ranks[:8])
     _check_objects(manifest, where)
     _check_values(manifest, where)
     return manifest

@@ -218,15 +218,16 @@ def _compare_plain(first: _Side, second: _Side, items: list[str]) -> Iterator[Pl
 
 
 def _plain_trees(side: _Side, item: str) -> dict[str, object]:
-    """Return an item's plain tree, by rank where each has its own; trees of parts are put together."""
+    """Return an item's plain tree, by rank where each has its own values; trees of parts are put together."""
     trees = {
         index.rank: decode_plain(index.items[item].plain, where=f"{side.manifest.generation}: {item}")
         for index in side.indexes
         if item in index.items
     }
-    if side.manifest.items[item].kind == "per_rank":
+    union = union_of_trees(list(trees.values())) if trees else None
+    if side.manifest.items[item].kind == "per_rank" or (union is not None and union.contradictions):
         return {f"rank {rank}": tree for rank, tree in trees.items()}
-    return {"": union_of_trees(list(trees.values()))} if trees else {}
+    return {"": union.tree} if union is not None else {}
 
 
 def _described(parts: list[_Part]) -> str:

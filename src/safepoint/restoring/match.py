@@ -23,6 +23,8 @@ _LEVELS: dict[str, Level] = {
 # What each rank has of its own, and no other rank can be given.
 _PER_RANK = ".per_rank"
 _REMOVED = ".removed"
+# Places within one item that a refusal lists.
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,12 @@ def match(
         ContractError: The only ones are items that each rank had of its own, and the number of ranks is another.
     """
     names = list(dict.fromkeys(name for name in [*saved.manifest.items, *items] if choice.takes(name)))
-    differences = ranks.joined(
+    found = ranks.joined(
         lambda: _differences(saved, items, choice, names),
-        lambda parts: _of_all(parts, is_spread=_is_spread(saved, ranks)),
-        list[Difference],
+        lambda parts: _of_all(parts, saved, is_same_size=saved.manifest.world_size == ranks.world_size),
+        dict[str, list[Difference]],
     )
+    differences = [one for listed in found.values() for one in listed]
     refused = [entry for entry in differences if entry.word not in WORDS and entry.word not in permitted]
     if refused:
         raise _refusal(saved, refused)
@@ -86,26 +89,43 @@ def match(
 
 def _differences(
     saved: SavedState, items: Mapping[str, Item], choice: Choice, names: Iterable[str]
-) -> list[Difference]:
+) -> dict[str, list[Difference]]:
+    """Return the differences of this rank by item: of each that it has, and each that it had and has no more."""
     _check_choice(saved, items, choice)
     for live in items.values():
         if isinstance(live, Preparing):
             live.prepare()
-    found: list[Difference] = []
+    found: dict[str, list[Difference]] = {}
     for name in names:
         item, stored = items.get(name), saved.items.get(name)
-        if name in saved.ownerless:
-            if item is not None:
-                found.append(_ownerless(saved, name))
-        elif item is None and stored is not None:
-            found.append(Difference(f"{name}.removed", f"item {name!r}", "present", "absent"))
-        elif item is not None and stored is None:
-            found.append(Difference(f"{name}.added", f"item {name!r}", "absent", "present"))
-        elif item is not None and stored is not None and stored.type != item.type:
-            found.append(Difference(f"{name}.type", f"type of item {name!r}", stored.type, item.type))
-        elif item is not None and stored is not None:
-            found += item.check(stored)
+        if item is None:
+            if stored is not None and name not in saved.elsewhere:
+                found[name] = [_gone(name)]
+        elif name in saved.ownerless:
+            found[name] = [_ownerless(saved, name)]
+        elif stored is None:
+            found[name] = [Difference(f"{name}.added", f"item {name!r}", "absent", "present")]
+        elif stored.type != item.type:
+            found[name] = [Difference(f"{name}.type", f"type of item {name!r}", stored.type, item.type)]
+        else:
+            found[name] = [*item.check(stored), *_contradicting(saved, name)]
     return found
+
+
+def _gone(name: str) -> Difference:
+    return Difference(f"{name}{_REMOVED}", f"item {name!r}", "present", "absent")
+
+
+def _contradicting(saved: SavedState, name: str) -> list[Difference]:
+    """Return the values that ranks had each of its own within an item, where none of them is this rank's."""
+    places = saved.contradictions.get(name, ())
+    if not places:
+        return []
+    listed = ", ".join(place or "all of it" for place in places[:_SHOWN])
+    listed += f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+    subject = f"item {name!r}, {listed}, each rank's own"
+    owners = f"other values on some of {saved.manifest.world_size} ranks"
+    return [Difference(f"{name}{_PER_RANK}", subject, owners, "those of the lowest rank")]
 
 
 def _ownerless(saved: SavedState, name: str) -> Difference:
@@ -116,25 +136,31 @@ def _ownerless(saved: SavedState, name: str) -> Difference:
     return Difference(f"{name}{_PER_RANK}", f"item {name!r}, each rank's own", owners, "left as it is")
 
 
-def _of_all(parts: list[list[Difference]], *, is_spread: bool) -> list[Difference]:
-    """Return the differences of all ranks; with `is_spread` what one rank lacks is none while another one has it."""
-    everywhere = set(parts[0]).intersection(*parts[1:])
-    kept = [
-        [one for one in found if one in everywhere or not (is_spread and one.word.endswith(_REMOVED))]
-        for found in parts
-    ]
-    return merged_findings(kept)
+def _of_all(
+    parts: list[dict[str, list[Difference]]], saved: SavedState, *, is_same_size: bool
+) -> dict[str, list[Difference]]:
+    """Return the differences of all ranks by item.
 
-
-def _is_spread(saved: SavedState, ranks: Ranks) -> bool:
-    """Return whether ranks may hold different parts of one item.
-
-    They did at the save if several of them stored a tree of it, and they may where the number of ranks has changed.
+    Where ranks may hold different parts of an item, what one of them lacks is none while another one has it; nor is an
+    item itself, where the number of ranks is another.
     """
-    shared = [name for name, summary in saved.manifest.items.items() if summary.kind != "per_rank"]
-    return saved.manifest.world_size != ranks.world_size or any(
-        sum(name in index.items for index in saved.indexes) > 1 for name in shared
-    )
+    found = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        gone = [_gone(name)]
+        holders = [set(part[name]) for part in parts if name in part and part[name] != gone]
+        lacked = set.intersection(*holders) if holders else set(gone)
+        kept = [part.get(name, []) for part in parts]
+        if name in saved.divided:
+            kept = [
+                [
+                    one
+                    for one in listed
+                    if one in lacked or not one.word.endswith(_REMOVED) or (is_same_size and listed == gone)
+                ]
+                for listed in kept
+            ]
+        found[name] = merged_findings(kept)
+    return found
 
 
 def _refusal(saved: SavedState, refused: list[Difference]) -> MismatchError:
@@ -145,7 +171,7 @@ def _refusal(saved: SavedState, refused: list[Difference]) -> MismatchError:
             "the checkpoint holds what each rank had of its own, and was saved by another number of ranks",
             where=where,
             differences=refused,
-            remedy=f"{UNCHANGED} Resume on {saved.manifest.world_size} ranks, or leave these items as they are with "
+            remedy=f"{UNCHANGED} Resume on {saved.manifest.world_size} ranks, or go on without each rank's own with "
             f"Contract(permit={{{words}}}).",
         )
     return MismatchError(

@@ -12,6 +12,7 @@ from typing import Any
 from safepoint.format.digest import digest_bytes
 from safepoint.format.plain import encode_plain
 from safepoint.restoring.read import BoxKey
+from safepoint.restoring.union import is_module, is_optimizer
 from safepoint.restoring.validate import SavedState
 from safepoint.state.snapshot import SnapshotItem
 
@@ -29,7 +30,7 @@ def differing_part(saved: SavedState, live: SnapshotItem, filled: Mapping[BoxKey
         filled: The digest of each box that was filled.
     """
     stored = encode_plain(saved.items[live.name].plain)
-    if live.plain != stored and not _is_part(live.plain, stored):
+    if live.plain != stored and not _is_taken(live.plain, stored, is_part=live.name in saved.divided):
         return _shown(stored), _shown(live.plain)
     given = {key: digest for key, digest in filled.items() if key[0] == live.name}
     for tensor in live.tensors:
@@ -43,17 +44,47 @@ def differing_part(saved: SavedState, live: SnapshotItem, filled: Mapping[BoxKey
     return (f"{missing[0][1]} at {list(missing[0][2])}", "absent") if missing else None
 
 
-def _is_part(live: Any, stored: Any) -> bool:
-    """Return whether a tree in JSON form is a part of another one: some of its keys and names, with equal values."""
-    if type(live) is not type(stored):
+def _is_taken(live: Any, stored: Any, *, is_part: bool) -> bool:
+    """Return whether the tree of a module or an optimizer, in JSON form, is what was saved but for the order of names.
+
+    Args:
+        live: The tree as it is now.
+        stored: The saved one.
+        is_part: Whether some names may stand with other ranks alone.
+    """
+    if not all(map(is_module, (live, stored))) and not all(map(is_optimizer, (live, stored))):
         return False
-    if isinstance(live, dict):
-        return all(key in stored and _is_part(value, stored[key]) for key, value in live.items())
-    if not isinstance(live, list) or live == stored:
-        return bool(live == stored)
-    if all(type(one) is str for one in [*live, *stored]):
-        return set(live) <= set(stored)
-    return len(live) == len(stored) and all(map(_is_part, live, stored))
+    return _holds_names(live, stored) and (is_part or _holds_names(stored, live))
+
+
+def _holds_names(some: dict[str, Any], whole: dict[str, Any]) -> bool:
+    """Return whether a tree has only names that another one has too, with the same values."""
+    if is_module(some):
+        entries = whole["entries"]
+        return (
+            all(name in entries and _is_entry(one, entries[name]) for name, one in some["entries"].items())
+            and _is_among(some["extra"], whole["extra"])
+            and set(some["training"]) <= set(whole["training"])
+        )
+    return (
+        all(some[field] == whole[field] for field in ("class", "other", "extra"))
+        and len(some["groups"]) == len(whole["groups"])
+        and all(map(_is_group, some["groups"], whole["groups"]))
+        and all(_is_among(states, whole["state"].get(module, {})) for module, states in some["state"].items())
+    )
+
+
+def _is_entry(some: dict[str, Any], whole: dict[str, Any]) -> bool:
+    return {**some, "ties": None} == {**whole, "ties": None} and set(some["ties"]) <= set(whole["ties"])
+
+
+def _is_group(some: dict[str, Any], whole: dict[str, Any]) -> bool:
+    one, other = (dict(zip(group["parameters"], group["devices"], strict=True)) for group in (some, whole))
+    return _is_among(one, other) and some["options"] == whole["options"]
+
+
+def _is_among(some: dict[str, Any], whole: dict[str, Any]) -> bool:
+    return all(name in whole and value == whole[name] for name, value in some.items())
 
 
 def _shown(form: Any) -> str:

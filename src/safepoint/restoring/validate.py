@@ -11,7 +11,7 @@ Spec: C11.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from safepoint.errors import CorruptionError
 from safepoint.format.digest import digest_bytes
@@ -35,8 +35,10 @@ References = Mapping[tuple[str, str], ObjectReference]
 class SavedState:
     """Hold what a checkpoint says of all items to one rank, and where each tensor's boxes lie.
 
-    `ownerless` names the items of which each rank had its own and none of them is this rank's, because their number is
-    another one.
+    1. `ownerless` names the items of which each rank had its own and none of them is this rank's, because their number
+       is another one; `elsewhere` those that this rank did not have at the save, of as many ranks, and others did.
+    2. `divided` names those of which this rank may hold a part; `contradictions` the places at which the ranks' values
+       differ, of the user's, where none of them is this rank's own.
     """
 
     manifest: Manifest
@@ -44,6 +46,9 @@ class SavedState:
     items: Mapping[str, SavedItem]
     tensors: Mapping[tuple[str, str], tuple[StoredBox, ...]]
     ownerless: tuple[str, ...] = ()
+    elsewhere: frozenset[str] = frozenset()
+    divided: frozenset[str] = frozenset()
+    contradictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world_size: int = 1) -> SavedState:
@@ -70,6 +75,8 @@ def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world
     items: dict[str, SavedItem] = {}
     tensors: dict[tuple[str, str], tuple[StoredBox, ...]] = {}
     ownerless: list[str] = []
+    elsewhere, divided = set[str](), set[str]()
+    contradictions: dict[str, tuple[str, ...]] = {}
     for name, summary in manifest.items.items():
         if not is_same_size and _is_owned(name, summary, manifest):
             ownerless.append(name)
@@ -80,8 +87,19 @@ def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world
         own = owned.get((name, owner), {})
         tensors.update(((name, tensor), parts) for tensor, parts in own.items())
         specs = {tensor: _whole(parts[0]) for tensor, parts in own.items()}
-        items[name] = SavedItem(summary.type, _tree(manifest, indexes, name, rank if is_same_size else None), specs)
-    return SavedState(manifest, indexes, items, tensors, tuple(ownerless))
+        if is_same_size and summary.ranks is not None and rank not in summary.ranks:
+            elsewhere.add(name)
+        trees = _trees(manifest, indexes, name, rank if is_same_size else None)
+        is_own = is_same_size and rank in trees
+        union = union_of_trees(list(trees.values()), is_first_own=is_own)
+        items[name] = SavedItem(summary.type, union.tree, specs)
+        if world_size > 1 and owner is None and (len(trees) > 1 or not is_same_size):
+            divided.add(name)
+        if union.contradictions and not is_own:
+            contradictions[name] = union.contradictions
+    return SavedState(
+        manifest, indexes, items, tensors, tuple(ownerless), frozenset(elsewhere), frozenset(divided), contradictions
+    )
 
 
 def read_index_texts(storage: Storage, manifest: Manifest) -> list[bytes]:
@@ -209,6 +227,9 @@ def _check_items(manifest: Manifest, indexes: Sequence[Index]) -> None:
         for name, item in index.items.items():
             if item.type != manifest.items[name].type:
                 raise _contradiction(manifest, index, f"item {name!r} has another type in the manifest")
+            holders = manifest.items[name].ranks
+            if holders is not None and index.rank not in holders:
+                raise _contradiction(manifest, index, f"item {name!r} is none of this rank's in the manifest")
     if listed != manifest.items.keys():
         raise _contradiction(manifest, indexes[0], "the manifest names other items")
     for name, _ in other_digests(manifest, indexes):
@@ -230,13 +251,13 @@ def _whole(part: StoredBox) -> TensorSpec:
     )
 
 
-def _tree(manifest: Manifest, indexes: Sequence[Index], name: str, rank: int | None) -> object:
-    """Return an item's plain tree for a rank; None stands for a rank that has no counterpart."""
+def _trees(manifest: Manifest, indexes: Sequence[Index], name: str, rank: int | None) -> dict[int, object]:
+    """Return an item's plain trees by rank, that of the given rank first; None stands for one without a counterpart."""
+    holders = [index for index in indexes if name in index.items]
     if rank is not None and manifest.items[name].kind == "per_rank":
-        return _decoded(manifest, indexes[rank], name)
-    # What the rank itself saved comes first, where the ranks' trees contradict each other.
-    holders = sorted((index for index in indexes if name in index.items), key=lambda index: index.rank != rank)
-    return union_of_trees([_decoded(manifest, index, name) for index in holders])
+        holders = [indexes[rank]]
+    holders.sort(key=lambda index: index.rank != rank)
+    return {index.rank: _decoded(manifest, index, name) for index in holders}
 
 
 def _decoded(manifest: Manifest, index: Index, name: str) -> object:

@@ -259,5 +259,5 @@ def _summaries(save: StagedSave, ballots: Sequence[Ballot]) -> dict[str, ItemSum
         shares = [ballot.shares[name] for ballot in ballots if name in ballot.shares]
         digest = shares[0] if len(ballots) == 1 else joint_digest(item.type, shares)
         counts, sizes = save.division.tensor_counts, save.division.sizes_bytes
-        summaries[name] = ItemSummary(item.type, item.kind, counts.get(name, 0), sizes.get(name, 0), digest)
+        summaries[name] = ItemSummary(item.type, item.kind, counts.get(name, 0), sizes.get(name, 0), digest, item.ranks)
     return summaries

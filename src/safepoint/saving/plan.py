@@ -46,11 +46,15 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 class PlannedItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Say of one item its type, its kind, and which rank stores the plain tree; None: each that has it its own."""
+    """Say of one item its type, its kind, and which rank stores the plain tree; None: each that has it its own.
+
+    `ranks` lists the ranks that have it; None for all.
+    """
 
     type: str
     kind: str
     keeper: int | None
+    ranks: tuple[int, ...] | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -364,7 +368,7 @@ def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Layout]) -> dict[
         else:
             kind = "global" if len(states) == 1 else "per_rank"
         keeper = min(held) if is_one_tree and kind != "per_rank" else None
-        planned[name] = PlannedItem(type_name, kind, keeper)
+        planned[name] = PlannedItem(type_name, kind, keeper, None if len(held) == len(offers) else tuple(sorted(held)))
     return planned
 
 

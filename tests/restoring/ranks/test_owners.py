@@ -6,7 +6,7 @@ import pytest
 
 from safepoint.catalog import examine, read_lineage
 from safepoint.contract import Contract
-from safepoint.errors import CorruptionError
+from safepoint.errors import CorruptionError, Difference
 from safepoint.format.names import GenerationName
 from safepoint.format.plain import encode_plain
 from safepoint.restoring.match import Choice
@@ -127,7 +127,13 @@ def stages() -> MemoryStorage:
             "extra": {},
         }
         return {
-            "model": encode_plain({"entries": {name: number for name in names}, "training": [f"m{number}"]}),
+            "model": encode_plain(
+                {
+                    "entries": {name: number for name in names},
+                    "extra": {f"m{number}": number},
+                    "training": [f"m{number}"],
+                }
+            ),
             "optimizer": encode_plain(optimizer),
         }
 
@@ -142,11 +148,14 @@ def stages() -> MemoryStorage:
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 2), (1, 2), (0, 1), (2, 3)])
 def test_trees_that_differ_by_rank_are_put_together_by_name(rank: int, world_size: int) -> None:
+    """Spec: C11.10"""
     saved = found(stages(), rank=rank, world_size=world_size)
     assert saved.items["model"].plain == {
         "entries": {"a0": 0, "a1": 1, "b0": 0, "b1": 1},
-        "training": ["m0", "m1"],
+        "extra": {"m0": 0, "m1": 1},
+        "training": ["m0", "m1"] if world_size != 2 else [f"m{rank}"],
     }
+    assert saved.contradictions == {}
     assert sorted(saved.items["model"].specs) == ["a0", "a1", "b0", "b1"]
     optimizer = saved.items["optimizer"].plain
     assert isinstance(optimizer, dict)
@@ -158,15 +167,137 @@ def test_trees_that_differ_by_rank_are_put_together_by_name(rank: int, world_siz
     assert list(optimizer["state"]["model"]) == listed
 
 
-def test_where_the_trees_of_ranks_contradict_each_other_each_rank_keeps_its_own_value() -> None:
+def users() -> MemoryStorage:
+    """Return a run of two ranks that have files of their own beside the parts of a tensor."""
     storage = MemoryStorage()
     chain = begin(storage)
-    trees = [{"model": encode_plain({"flag": rank, "name": "x"})} for rank in range(2)]
-    write_generation(storage, 1, chain=chain, ranks=[{"model": {}}, {}], plain_of_ranks=trees)
-    assert [found(storage, rank=rank, world_size=2).items["model"].plain for rank in range(2)] == [
-        {"flag": 0, "name": "x"},
-        {"flag": 1, "name": "x"},
+    trees = [{"x": encode_plain(of_user(rank))} for rank in range(2)]
+    ranks = [
+        {"x": {"ema": Values("float32", (1,), floats(float(rank)).data, global_shape=(2,), offset=(rank,))}}
+        for rank in range(2)
     ]
+    write_generation(storage, 1, chain=chain, ranks=ranks, plain_of_ranks=trees, kinds={"x": "sharded"})
+    return storage
+
+
+def of_user(rank: int) -> dict[str, object]:
+    return {"files": [f"f{rank}a", f"f{rank}b"], "seen": {f"k{rank}": rank}, "flag": rank}
+
+
+def held_by(rank: int, world_size: int) -> dict[str, Part]:
+    size = 2 // world_size
+    return {"x": Part("x", {"ema": [BoxMemory((rank * size,), (size,), 4)]})}
+
+
+def test_on_as_many_ranks_each_is_given_the_values_that_it_saved() -> None:
+    """Spec: C11.10"""
+    items = [held_by(rank, 2) for rank in range(2)]
+    start([users()] * 2, items).reports()
+    assert [named["x"].plain for named in items] == [of_user(0), of_user(1)]
+
+
+def test_values_that_differ_by_rank_are_refused_by_name_on_another_number_of_ranks_and_can_be_permitted() -> None:
+    """Spec: C11.10"""
+    named = held_by(0, 1)
+    (error,) = start([users()], [named]).errors()
+    assert error.startswith("ContractError") and "'x.per_rank'" in error
+    assert all(place in error for place in ("files[0]", "files[1]", "seen.k1", "flag"))
+    assert not named["x"].is_touched
+    (report,) = start([users()], [named], contract=Contract("exact", {"world_size", "x.per_rank"})).reports()
+    assert report.promise.level == "approximate"
+    assert named["x"].plain == of_user(0)
+    assert named["x"].reads("ema") == [floats(0.0, 1.0).data]
+
+
+def test_a_rank_is_given_its_own_extra_state_and_settings_of_an_optimizer() -> None:
+    storage = MemoryStorage()
+    chain = begin(storage)
+
+    def rank(number: int) -> dict[str, object]:
+        group = {"parameters": ["model/w"], "devices": ["cpu"], "options": {"lr": 0.5}}
+        return {
+            "model": encode_plain({"entries": {"w": 1}, "extra": {"": {"seen": [f"file{number}"]}}, "training": []}),
+            "optimizer": encode_plain(
+                {
+                    "class": "Adam",
+                    "groups": [group],
+                    "state": {"model": {"w": {"step": 3.0}}},
+                    "other": {"of": [f"o{number}"]},
+                    "extra": {"count": number},
+                }
+            ),
+        }
+
+    trees = [rank(0), rank(1)]
+    write_generation(storage, 1, chain=chain, ranks=[{"model": {}, "optimizer": {}}, {}], plain_of_ranks=trees)
+    for number in range(2):
+        items = found(storage, rank=number, world_size=2).items
+        assert {name: encode_plain(item.plain) for name, item in items.items()} == trees[number]
+    assert found(storage, rank=0, world_size=1).contradictions == {
+        "model": ("extra..seen[0]",),
+        "optimizer": ("other.of[0]", "extra.count"),
+    }
+
+
+def noted_by(*holders: int, of: int) -> MemoryStorage:
+    """Return a run of so many ranks, some of which had a note beside the weights."""
+    storage = MemoryStorage()
+    chain = begin(storage)
+    ranks: list[dict[str, dict[str, Values]]] = [{"note": {}, "model": {}}, *({} for _ in range(1, of))]
+    trees = [{"model": encode_plain(1)} if rank == 0 else {} for rank in range(of)]
+    trees[holders[0]]["note"] = encode_plain({"text": "x"})
+    write_generation(storage, 1, chain=chain, ranks=ranks, plain_of_ranks=trees, holders={"note": holders})
+    return storage
+
+
+def noting(*holders: int, of: int) -> list[dict[str, Part]]:
+    names = [["model", *(["note"] if rank in holders else [])] for rank in range(of)]
+    return [{name: Part(name, {}) for name in held} for held in names]
+
+
+@pytest.mark.parametrize("holders", [(0,), (1,), (1, 2)])
+def test_what_only_some_ranks_had_is_restored_by_those(holders: tuple[int, ...]) -> None:
+    """Spec: C11.11"""
+    items = noting(*holders, of=3)
+    assert all(report.left_fresh == () for report in start([noted_by(*holders, of=3)] * 3, items).reports())
+    assert [named["note"].plain for named in items if "note" in named] == [{"text": "x"}] * len(holders)
+
+
+def test_a_rank_that_has_no_more_what_it_had_is_named() -> None:
+    """Spec: C11.11"""
+    for holders, live, lacking in (((1, 2), (1,), 2), ((0,), (), 0), ((0, 1, 2), (0, 2), 1)):
+        errors = start([noted_by(*holders, of=3)] * 3, noting(*live, of=3)).errors()
+        assert same(errors) and errors[0].startswith("MismatchError")
+        assert "'note' (rank " + str(lacking) + ")" in errors[0] and "note.removed" in errors[0]
+
+
+@pytest.mark.parametrize("holders", [(0,), (0, 1)])
+def test_in_a_job_of_another_size_an_item_is_gone_only_if_no_rank_has_it(holders: tuple[int, ...]) -> None:
+    """Spec: C11.11"""
+    storage = noted_by(*holders, of=2)
+    start([storage] * 3, noting(2, of=3)).reports()
+    errors = start([storage] * 3, noting(of=3)).errors()
+    assert same(errors) and "note.removed" in errors[0]
+
+
+def test_what_no_holder_of_an_item_has_of_it_any_more_is_missing_although_other_ranks_have_not_the_item() -> None:
+    gone = Difference("note.removed", "note.w", "a parameter", "absent")
+    storage = noted_by(0, 1, of=2)
+    items = noting(1, 2, of=3)
+    items[1]["note"].differences = (gone,)
+    start([storage] * 3, items).reports()
+    items[2]["note"].differences = (gone,)
+    errors = start([storage] * 3, items).errors()
+    assert same(errors) and "note.w" in errors[0]
+
+
+def test_an_index_of_a_rank_that_had_not_an_item_must_not_list_it() -> None:
+    """Spec: F7.7"""
+    storage = MemoryStorage()
+    trees = [{"model": encode_plain(1)}, {"model": encode_plain(2)}]
+    write_generation(storage, 1, chain=begin(storage), ranks=[{}, {}], plain_of_ranks=trees, holders={"model": (0,)})
+    with pytest.raises(CorruptionError, match=r"00001-of-00002\.json.*'model'"):
+        found(storage, rank=0, world_size=2)
 
 
 def test_boxes_that_contradict_each_other_or_leave_a_gap_are_damage_that_names_the_tensor() -> None:

@@ -120,6 +120,7 @@ def test_an_item_of_some_ranks_only_is_stored_by_those() -> None:
     job, (manifest,) = saved(3, holds, 10)
     assert manifest.items["model"].kind == "replicated"
     assert manifest.items["model"].tensors == 3
+    assert {name: item.ranks for name, item in manifest.items.items()} == {"model": None, "head": (0,)}
     found = indexes(job.storage, manifest)
     assert [sorted(index.items) for index in found] == [["head", "model"], ["model"], ["model"]]
     assert [whole(job.storage, manifest, "model", f"w{rank}") for rank in range(3)] == [weights_at(r) for r in range(3)]
