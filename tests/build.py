@@ -106,6 +106,7 @@ def write_generation(
     ranks: Sequence[Mapping[str, Mapping[str, Values]]] | None = None,
     plain: Mapping[str, Any] | None = None,
     plain_of_ranks: Sequence[Mapping[str, Any]] | None = None,
+    types: Mapping[str, str] | None = None,
     kinds: Mapping[str, str] | None = None,
     holders: Mapping[str, tuple[int, ...]] | None = None,
     nonce: str = "0badcafe",
@@ -120,6 +121,7 @@ def write_generation(
         items: The tensors of a run of one process, by item and name.
         ranks: The tensors of each rank instead, for a run of several.
         plain: The plain tree of each item, in JSON form.
+        types: The type of each item; a module by default.
         plain_of_ranks: The plain trees that each rank stores instead, in JSON form; by default the first rank stores
             those of all items, and each rank its own of an item of the kind ``per_rank``.
         holders: The ranks that had an item, where they were not all.
@@ -137,7 +139,8 @@ def write_generation(
         else:
             named = [name for name in parts[0] if rank == 0 or (kinds or {}).get(name) == "per_rank"]
             trees = {name: (plain or {}).get(name) for name in named}
-        references, index = _write_rank(storage, generation, rank, len(parts), part, trees)
+        indexed = {name: IndexedItem((types or {}).get(name, "module"), tree) for name, tree in trees.items()}
+        references, index = _write_rank(storage, generation, rank, len(parts), part, indexed)
         objects += references
         indexes.append(index)
     if is_committed:
@@ -165,6 +168,7 @@ def flip(storage: Storage, path: str, offset: int = -1) -> None:
 
 def _summary(indexes: Sequence[Index], name: str, kind: str) -> ItemSummary:
     tensors = [tensor for index in indexes for tensor in index.tensors if tensor.item == name]
+    (type_name,) = {index.items[name].type for index in indexes if name in index.items}
     size_bytes = sum(chunk.size_bytes for tensor in tensors for chunk in tensor.chunks)
     if len(indexes) == 1:
         digest = item_digest(indexes[0].items[name], tensors)
@@ -179,8 +183,8 @@ def _summary(indexes: Sequence[Index], name: str, kind: str) -> ItemSummary:
             )
             for index in indexes
         ]
-        digest = joint_digest("module", shares)
-    return ItemSummary("module", kind, len(tensors), size_bytes, digest)
+        digest = joint_digest(type_name, shares)
+    return ItemSummary(type_name, kind, len(tensors), size_bytes, digest)
 
 
 def _manifest(
@@ -229,7 +233,7 @@ def _write_rank(
     rank: int,
     world_size: int,
     items: Mapping[str, Mapping[str, Values]],
-    plain: Mapping[str, Any],
+    plain: Mapping[str, IndexedItem],
 ) -> tuple[list[ObjectReference], Index]:
     placed = sorted(
         ((item, name, values) for item, named in items.items() for name, values in named.items()),
@@ -261,7 +265,7 @@ def _write_rank(
         header_bytes=len(header),
         header_digest=header_digest,
         objects=(own, *ancestors),
-        items={name: IndexedItem("module", tree) for name, tree in plain.items()},
+        items=dict(plain),
         tensors=tuple(tensors),
     )
     text = seal(index)

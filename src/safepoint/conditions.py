@@ -16,7 +16,7 @@ import msgspec
 from safepoint import __version__
 from safepoint.ambient import Ambient
 from safepoint.boundary import Boundary
-from safepoint.contract import LEFT, Contract, Reason, saved_reason
+from safepoint.contract import DERIVED, LEFT, Contract, Reason, saved_reason
 from safepoint.data.cursor import Replay
 from safepoint.errors import ContractError, Difference, InternalError, RequestError
 from safepoint.format.digest import digest_bytes
@@ -25,6 +25,7 @@ from safepoint.format.plain import encode_plain
 from safepoint.passes import Position
 from safepoint.progress import Progress
 from safepoint.restoring.restore import Restored
+from safepoint.restoring.validate import SavedState
 from safepoint.saving.capture import Snapshot, capture
 from safepoint.state.environment import describe
 from safepoint.state.item import Item
@@ -33,6 +34,8 @@ from safepoint.state.registry import Registry
 
 # What one-cycle and cyclic schedules write into the groups of their optimizer.
 _CYCLED = frozenset({"lr", "momentum", "betas"})
+
+_DERIVED_AT = f"{DERIVED}_at"
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +118,8 @@ class Circumstances:
         self._schedulers: dict[str, Counted] = {}
         self._schedules: dict[str, int | None] = {}
         self._late: set[str] = set()
+        # At which step the streams of an item were last derived for another number of ranks.
+        self._derived: dict[str, int] = {}
         self._warned: set[str] = set()
 
     def add(self, item: Item) -> None:
@@ -204,6 +209,7 @@ class Circumstances:
         self._saved_accumulation = None if manifest is None else manifest.conditions.accumulation
         self._short = None
         self._late.clear()
+        self._derived = {} if restored.saved is None else _derivations(restored.saved)
         self._boundary.begin_at(
             Progress() if manifest is None else _progress_of(manifest.progress),
             {} if manifest is None else manifest.conditions.counts,
@@ -276,7 +282,7 @@ class Circumstances:
     def _counts(self) -> dict[str, int]:
         counted = {name: item.count() for name, item in self._registry.items.items() if isinstance(item, Counted)}
         counts = {name: count for name, count in counted.items() if count is not None}
-        return {**counts, **self._boundary.counts()}
+        return {**counts, **self._boundary.counts(), **self._derived}
 
     def _reasons(self) -> dict[str, str]:
         reasons = {}
@@ -359,6 +365,12 @@ def as_numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
             found = f"{type(value).__name__}: {exc}"
             raise RequestError("a metric is not a number", where=str(name), found=found) from exc
     return numbers
+
+
+def _derivations(saved: SavedState) -> dict[str, int]:
+    """Return at which step the streams of each item were last derived, this restore included."""
+    before = {name: step for name, step in saved.manifest.conditions.counts.items() if name.endswith(_DERIVED_AT)}
+    return {**before, **{f"{name}{_DERIVED_AT}": saved.manifest.step for name in saved.derived}}
 
 
 def _progress_of(record: ProgressRecord) -> Progress:

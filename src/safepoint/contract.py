@@ -18,12 +18,15 @@ from safepoint.format.manifest import Conditions
 
 Level = Literal["exact", "same_data", "approximate"]
 Keep = Literal["saved", "current"]
+Rule = Literal["refuse", "derive"]
 
 LEVELS: tuple[Level, ...] = ("approximate", "same_data", "exact")
 WORDS = frozenset(
     {"world_size", "global_batch", "accumulation", "workers", "versions", "device", "determinism", "dataset"}
     | {"config", "scheduler", "rng", "probe", "epoch_end", "data_ahead", "data_position", "replay"}
 )
+# How the word of an item ends whose random streams were derived.
+DERIVED = ".derived"
 # How a remedy begins as long as no live object was written to; a restore that has written says so in its place.
 UNCHANGED = "Nothing was changed."
 _SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data", "rng": "same_data"}
@@ -64,17 +67,23 @@ class Contract:
             ``config``, ``scheduler``, ``rng``, ``probe``, ``epoch_end``, ``data_ahead``, ``data_position``,
             ``replay``, and ``<item>.<what>`` such as ``model.added`` or ``optimizer.lr``. A bare ``optimizer.lr`` or
             ``scheduler`` takes what the program sets; `permit(word, keep=...)` says which side wins.
+        rng: On another number of ranks, ``derive`` begins new random streams for each rank, made of the saved ones;
+            ``refuse`` names what has no owner.
 
     Raises:
-        RequestError: An unknown level or word.
+        RequestError: An unknown level, word or rule.
     """
 
     level: Level = "exact"
     permit: Iterable[str | Permit] = ()
+    rng: Rule = "refuse"
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise RequestError("a contract has an unknown level", expected=", ".join(LEVELS), found=repr(self.level))
+        if self.rng not in ("refuse", "derive"):
+            rules = "'refuse' or 'derive'"
+            raise RequestError("a contract has an unknown rule for streams", expected=rules, found=repr(self.rng))
         if isinstance(self.permit, str):
             words = f"{{{self.permit!r}}}"
             raise RequestError("a contract's permits are a set of words", expected=words, found=repr(self.permit))
@@ -96,7 +105,8 @@ class Contract:
 
     def accepts(self, reason: Reason) -> bool:
         """Return whether a restore may go on in spite of a reason."""
-        return LEVELS.index(reason.level) >= LEVELS.index(self.level) or reason.word in self.words
+        is_derived = self.rng == "derive" and reason.word.endswith(DERIVED)
+        return is_derived or LEVELS.index(reason.level) >= LEVELS.index(self.level) or reason.word in self.words
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from safepoint.contract import UNCHANGED, WORDS, Level, Reason
+from safepoint.contract import DERIVED, UNCHANGED, WORDS, Level, Reason
 from safepoint.errors import ContractError, Difference, MismatchError, RequestError
 from safepoint.restoring.together import Ranks, merged_findings
 from safepoint.restoring.validate import SavedState
@@ -79,6 +79,7 @@ def match(
         Reason(entry.word, _LEVELS.get(entry.word, "approximate"), entry.subject, entry.saved, entry.current)
         for entry in differences
     ]
+    reasons += [_derived(saved, name, ranks) for name in saved.derived if name in items and choice.takes(name)]
     left = sorted(name for name in items if not choice.takes(name) and name not in choice.late)
     reasons += [Reason(f"{name}.skipped", "approximate", f"item {name!r} was left out", "", "") for name in left]
     absent = [name for name in items if choice.takes(name) and name not in saved.items]
@@ -134,6 +135,12 @@ def _ownerless(saved: SavedState, name: str) -> Difference:
     if name == STREAMS_ITEM:
         return Difference("rng", "global random streams", owners, "as each rank set them")
     return Difference(f"{name}{_PER_RANK}", f"item {name!r}, each rank's own", owners, "left as it is")
+
+
+def _derived(saved: SavedState, name: str, ranks: Ranks) -> Reason:
+    manifest = saved.manifest
+    was, now = f"of {manifest.world_size} ranks", f"derived at step {manifest.step} for {ranks.world_size} ranks"
+    return Reason(f"{name}{DERIVED}", "same_data", f"random streams of {name!r}", was, now)
 
 
 def _of_all(

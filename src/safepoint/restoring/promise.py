@@ -6,9 +6,10 @@ Spec: C11.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+import msgspec
 
 from safepoint.contract import Contract, Promise, Reason, check_contract, judge, lowest
 from safepoint.errors import Difference, MismatchError
@@ -51,7 +52,7 @@ def find_promise(
         return Promise("approximate", tuple(reasons))
     promise = Promise(lowest(reason.level for reason in reasons), tuple(reasons))
     asked_for = {reason.word for reason in matched.reasons if reason.word.endswith(".skipped")}
-    widened = Contract(contract.level, contract.permit | asked_for)  # type: ignore[operator]
+    widened = replace(contract, permit=contract.permit | asked_for)  # type: ignore[operator]
     check_contract(widened, promise, where=saved.manifest.generation)
     return promise
 
@@ -106,4 +107,4 @@ def _of_items(conditions: Conditions, names: set[str]) -> Conditions:
     parts = {part: getattr(conditions, part) for part in ("structure", "configuration", "datasets")}
     kept = {part: {name: one for name, one in named.items() if name in names} for part, named in parts.items()}
     batch = conditions.global_batch if conditions.datasets.keys() <= names else None
-    return replace(conditions, global_batch=batch, **kept)
+    return msgspec.structs.replace(conditions, global_batch=batch, **kept)

@@ -25,6 +25,7 @@ from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink, Refusal
 from safepoint.restoring.apply import ReadBack, apply, merged_read_backs, read_back
+from safepoint.restoring.derive import with_derived_streams
 from safepoint.restoring.match import Choice, Match, match
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
@@ -197,6 +198,7 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str, *, stora
         CorruptionError: Its bytes are damaged; the object may hold a mixture.
     """
     item, ranks = context.items[name], context.ranks
+    saved = _derived(context, saved)
     only = Choice(only=frozenset({name}))
     matched = match(saved, {name: item}, only, context.contract.words, ranks=ranks)
     promise = _promise(context, saved, matched)
@@ -233,7 +235,7 @@ def _restore_one(context: RestoreContext, manifest: Manifest, choice: Choice, ou
     times = [clock()]
 
     texts = ranks.led(lambda: read_index_texts(storage, manifest), list[bytes])
-    saved = ranks.all(lambda: _validated(context, manifest, texts))
+    saved = ranks.all(lambda: _derived(context, _validated(context, manifest, texts)))
     matched = match(saved, context.items, choice, context.contract.words, ranks=ranks)
     promise = _promise(context, saved, matched)
     times.append(clock())
@@ -278,6 +280,13 @@ def _validated(context: RestoreContext, manifest: Manifest, texts: Sequence[byte
     if manifest.world_size == 1:
         check_headers(context.storage, saved)
     return saved
+
+
+def _derived(context: RestoreContext, saved: SavedState) -> SavedState:
+    """Return the saved state, with random streams for this number of ranks where the contract says so."""
+    if context.contract.rng != "derive":
+        return saved
+    return with_derived_streams(saved, context.items, rank=context.ranks.rank)
 
 
 def _planned(

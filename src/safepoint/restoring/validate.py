@@ -39,6 +39,7 @@ class SavedState:
        is another one; `elsewhere` those that this rank did not have at the save, of as many ranks, and others did.
     2. `divided` names those of which this rank may hold a part; `contradictions` the places at which the ranks' values
        differ, of the user's, where none of them is this rank's own.
+    3. `derived` names items of random streams that had no owner, and were given streams made of the saved ones.
     """
 
     manifest: Manifest
@@ -49,6 +50,7 @@ class SavedState:
     elsewhere: frozenset[str] = frozenset()
     divided: frozenset[str] = frozenset()
     contradictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
 
 
 def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world_size: int = 1) -> SavedState:

@@ -10,7 +10,7 @@ digest → `apply`. The caller applies items in the order of their types: module
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -196,3 +196,14 @@ class Preparing(Protocol):
 
     def prepare(self) -> None:
         """Bring the live object into that form, its values unchanged; raises nothing that one rank alone may meet."""
+
+
+@runtime_checkable
+class Derivable(Protocol):
+    """An item of random streams, which can be begun anew."""
+
+    def derive(self, seed_of: Callable[[str], int]) -> object | None:
+        """Return a plain tree with each stream begun anew; None where that cannot be done.
+
+        Touches nothing and draws nothing. `seed_of` gives the seed, below 2**64, of a stream by its name.
+        """

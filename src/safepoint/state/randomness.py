@@ -97,6 +97,22 @@ class GlobalRandomItem:
             found.append(Difference("rng", "global numpy stream", str(before_name), str(generator)))
         return found
 
+    def derive(self, seed_of: Callable[[str], int]) -> object | None:
+        """Return all streams begun anew; those of an accelerator by the number of the device."""
+        numpy_name = str(np.random.get_state(legacy=False)["bit_generator"])
+        numpy_state = _numpy_begun(numpy_name, seed_of("numpy"), is_legacy=True)
+        if numpy_state is None:
+            return None
+        states: dict[str, Any] = {
+            "python": _pack_python(random.Random(seed_of("python")).getstate()),
+            "numpy": numpy_state,
+            "torch": _torch_begun("cpu", seed_of("torch")),
+        }
+        for kind in filter(_is_begun, _ENGINES):
+            names = [f"{kind}:{number}" for number in range(_device_count(kind))]
+            states[kind] = [_torch_begun("mps" if kind == "mps" else name, seed_of(name)) for name in names]
+        return states
+
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return nothing: states are bytes of the tree."""
         return {}
@@ -147,6 +163,11 @@ class GeneratorItem:
         self._kind.try_state(self._generator, state, self._name)
         return []
 
+    def derive(self, seed_of: Callable[[str], int]) -> object | None:
+        """Return the stream begun anew; None for a bit generator that is not numpy's own."""
+        state = self._kind.begun(self._generator, seed_of("state"))
+        return None if state is None else {"form": self._kind.form(self._generator), "state": state}
+
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, Target]:
         """Return nothing: the state is bytes of the tree."""
         return {}
@@ -165,7 +186,10 @@ class GeneratorItem:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Say how one kind of generator tells its state and takes it. `holder` is what a stored state is held in."""
+    """Say how one kind of generator tells its state, takes it, and begins anew from a seed.
+
+    `holder` is what a stored state is held in.
+    """
 
     type_name: str
     holder: type
@@ -173,6 +197,7 @@ class _Kind:
     state: Callable[[Any], Any]
     try_state: Callable[[Any, Any, str], None]
     set_state: Callable[[Any, Any], None]
+    begun: Callable[[Any, int], Any]
 
 
 def _kind_of(generator: Generator) -> _Kind:
@@ -184,6 +209,7 @@ def _kind_of(generator: Generator) -> _Kind:
             state=lambda live: _to_bytes(live.get_state()),
             try_state=lambda live, state, item: _try_torch(state, live.device.type, item),
             set_state=lambda live, state: live.set_state(_to_tensor(state)),
+            begun=lambda live, seed: _torch_begun(str(live.device), seed),
         )
     if isinstance(generator, random.Random):
         return _Kind(
@@ -193,6 +219,7 @@ def _kind_of(generator: Generator) -> _Kind:
             state=lambda live: _pack_python(live.getstate()),
             try_state=lambda live, state, item: _try_python(state, item),
             set_state=lambda live, state: live.setstate(_unpack_python(state)),
+            begun=lambda live, seed: _pack_python(random.Random(seed).getstate()),
         )
     return _Kind(
         "numpy_generator",
@@ -201,6 +228,9 @@ def _kind_of(generator: Generator) -> _Kind:
         state=lambda live: _pack(_numpy_state(live)),
         try_state=lambda live, state, item: _try_numpy(copy.deepcopy(live), state, item),
         set_state=_set_numpy,
+        begun=lambda live, seed: _numpy_begun(
+            str(_numpy_state(live)["bit_generator"]), seed, is_legacy=isinstance(live, np.random.RandomState)
+        ),
     )
 
 
@@ -293,6 +323,19 @@ def _numpy_state(generator: np.random.Generator | np.random.RandomState) -> dict
     if isinstance(generator, np.random.RandomState):
         return dict(generator.get_state(legacy=False))
     return dict(generator.bit_generator.state)
+
+
+def _numpy_begun(name: str, seed: int, *, is_legacy: bool) -> Any:
+    """Return the packed state of one of numpy's bit generators, begun from a seed; None where the name is none's."""
+    made = getattr(np.random, name, None)
+    if not (isinstance(made, type) and issubclass(made, np.random.BitGenerator)):
+        return None
+    generator = np.random.RandomState(made(seed)) if is_legacy else np.random.Generator(made(seed))
+    return _pack(_numpy_state(generator))
+
+
+def _torch_begun(device: str, seed: int) -> bytes:
+    return _to_bytes(torch.Generator(device=device).manual_seed(seed).get_state())
 
 
 def _set_numpy(generator: np.random.Generator | np.random.RandomState, state: dict[str, Any]) -> None:
