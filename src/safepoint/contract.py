@@ -23,7 +23,7 @@ Rule = Literal["refuse", "derive"]
 LEVELS: tuple[Level, ...] = ("approximate", "same_data", "exact")
 WORDS = frozenset(
     {"world_size", "global_batch", "accumulation", "workers", "versions", "device", "determinism", "dataset"}
-    | {"config", "scheduler", "rng", "probe", "epoch_end", "data_ahead", "data_position", "replay"}
+    | {"config", "scheduler", "rng", "probe", "epoch_end", "data_ahead", "data_position", "replay", "replicas"}
 )
 # How the word of an item ends whose random streams were derived.
 DERIVED = ".derived"

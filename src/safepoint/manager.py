@@ -106,6 +106,7 @@ class CheckpointManager:
         check_values(state, accumulation, deadline_s)
         check_kinds(contract=contract, save=save, keep=keep)
         check_switches(background=background, takeover=takeover, restart=restart, read_back=read_back)
+        compares_every = compared_every(agreement, on_disagreement)
         self._ambient = ambient = ambient or SystemAmbient()
         self._storage = storage or open_storage(watched_url(url, ambient))
         self._contract, self._reads_back = (contract := contract or Contract()), read_back
@@ -123,7 +124,7 @@ class CheckpointManager:
             background=background,
             deadline_s=deadline_s,
             evidence=self._evidence,
-            compares_every=compared_every(agreement, on_disagreement),
+            compares_every=compares_every,
             refuses_difference=on_disagreement == "refuse",
         )
         self._monitor = StepMonitor(self._registry.optimizers)

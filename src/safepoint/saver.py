@@ -72,7 +72,9 @@ class Saver:
         self._storage = storage
         self._group = group
         self._ambient = ambient
-        self._planner = Planner(group, deadline_s=deadline_s, compares_every=compares_every)
+        self._planner = Planner(
+            group, deadline_s=deadline_s, compares_every=compares_every, refuses_difference=refuses_difference
+        )
         self._due = DueClock(schedule, group, ambient, deadline_s=deadline_s, on_asked=self._planner.use_up)
         self._refuses_difference = refuses_difference
         self._keep = keep

@@ -27,12 +27,27 @@ from safepoint.data import ResumableLoader
         ("deadline_s", 0),
         ("background", "no"),
         ("takeover", 1),
+        ("agreement", 0),
+        ("on_disagreement", "ignore"),
     ],
 )
 def test_a_wrong_setting_is_named_when_the_manager_is_made(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(sp.RequestError, match=name):
         sp.CheckpointManager(tmp_path / "run", {}, **{name: value})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "setting", [{"agreement": "never"}, {"on_disagreement": "ignore"}], ids=lambda one: next(iter(one))
+)
+def test_a_wrong_setting_is_found_before_other_ranks_are_met(
+    tmp_path: Path, setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[object] = []
+    monkeypatch.setattr("safepoint.manager.find_group", lambda **options: met.append(options))
+    with pytest.raises(sp.RequestError, match=next(iter(setting))):
+        sp.CheckpointManager(tmp_path / "run", {}, **setting)
+    assert met == []
 
 
 @pytest.mark.parametrize("state", [None, [torch.nn.Linear(1, 1)]])

@@ -112,6 +112,17 @@ def test_what_is_the_leader_s_is_written_by_the_lowest_holder() -> None:
     assert [one.is_leaders for one in division.parts[2].replicas] == [True]
 
 
+def test_what_may_differ_between_holders_is_written_whole_by_the_lowest() -> None:
+    """Spec: C5.4"""
+    shared, parts = plain("shared", 1000, 100), [rows("part", (8, 4), start, start + 4) for start in (0, 4)]
+    division = divide(
+        [layout(parts[0], shared), layout(parts[0], shared), layout(parts[1], shared)], NOBODY_S_OWN, spreads=False
+    )
+    check_is_whole(division)
+    assert [[box.name for box in boxes] for boxes in division.planned] == [["part", "shared"], [], ["part"]]
+    assert division.holders == ((0, 1), (0, 1, 2)), "they are still compared"
+
+
 def test_small_tensors_are_not_cut() -> None:
     model = layout(*(plain(f"t{n:03d}", 16) for n in range(300)))
     division = divide([model] * 4, NOBODY_S_OWN)

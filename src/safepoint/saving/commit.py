@@ -28,7 +28,7 @@ from safepoint.errors import (
 from safepoint.format.ballot import Ballot
 from safepoint.format.digest import digest_bytes
 from safepoint.format.index import ObjectReference
-from safepoint.format.manifest import ItemSummary, Manifest
+from safepoint.format.manifest import Conditions, ItemSummary, Manifest
 from safepoint.format.state_digest import joint_digest
 from safepoint.format.version import FORMAT_VERSION
 from safepoint.group.agreement import lead
@@ -65,9 +65,9 @@ def settle(
     """
     told: list[SaveResult | SafepointError] = []
 
-    def decide(difference: str, doubts: Doubts) -> bytes:
+    def decide(sums: list[bytes] | None, doubts: Doubts) -> bytes:
         try:
-            result = explained(context, lambda: _decide(context, save, ballots, clock, difference, doubts))
+            result = explained(context, lambda: _decide(context, save, ballots, clock, sums, doubts))
         except SafepointError as exc:
             told.append(exc)
             raise
@@ -77,11 +77,11 @@ def settle(
     ballots: list[Ballot] = []
     try:
         doubts = _counted(context, save, own, messages, ballots)
-        difference = _difference(context, save, doubts)
+        sums = _sums(context, save, doubts)
         word = lead(
             context.group,
             f"save/{save.generation}/verdict",
-            lambda: decide(difference, doubts),
+            lambda: decide(sums, doubts),
             deadline_s=2 * context.deadline_s,
         )
     except LeaderLostError as exc:
@@ -131,15 +131,12 @@ def _counted(
     return msgspec.json.decode(word, type=Doubts)
 
 
-def _difference(context: SaveContext, save: StagedSave, doubts: Doubts) -> str:
-    """Return on the leader the first tensor on which replicas differ; empty where they do not."""
+def _sums(context: SaveContext, save: StagedSave, doubts: Doubts) -> list[bytes] | None:
+    """Return on the leader the sums of what is in doubt, of all ranks; None where nothing is."""
     if not doubts.sets:
-        return ""
+        return None
     sums = encode_sums(save.sums, doubts.sets)
-    messages = context.group.gather(f"save/{save.generation}/sums", sums, deadline_s=context.deadline_s)
-    if messages is None or save.division is None:
-        return ""
-    return find_difference(messages, save.division, doubts.sets)
+    return context.group.gather(f"save/{save.generation}/sums", sums, deadline_s=context.deadline_s)
 
 
 def _without_word(
@@ -167,13 +164,14 @@ def _decide(
     save: StagedSave,
     ballots: Sequence[Ballot],
     clock: PhaseClock,
-    difference: str,
+    sums: list[bytes] | None,
     doubts: Doubts,
 ) -> SaveResult:
     """Check what is stored, and publish; on the leader."""
     if save.division is None:
         raise InternalError("a rank that does not lead cannot publish", where=save.generation)
     clock.enter("check")
+    difference = find_difference(sums, save.division, doubts.sets) if sums is not None else ""
     agreement = _agreement(context, save, save.division, difference, doubts)
     voted = tuple(reference for ballot in ballots for reference in ballot.objects)
     patience_s = context.deadline_s if context.group.world_size > 1 else 0.0
@@ -181,6 +179,9 @@ def _decide(
 
     clock.enter("publish")
     manifest = _manifest(context, save, ballots, voted, agreement, clock.timings_s)
+    if difference:
+        text = f"the ranks held other values, and the lowest rank's are stored: {difference}"
+        manifest = msgspec.structs.replace(manifest, conditions=_lowered(manifest.conditions, text))
     try:
         publish(context.storage, manifest, context.claim, ambient=context.ambient)
     except SafepointError:
@@ -248,6 +249,11 @@ def _manifest(
         timings_s=dict(timings_s),
         nonce=context.ambient.token(_NONCE_BYTES),
     )
+
+
+def _lowered(conditions: Conditions, text: str) -> Conditions:
+    """Return conditions that also say what a restore cannot give back."""
+    return msgspec.structs.replace(conditions, reasons={**conditions.reasons, "replicas": text})
 
 
 def _summaries(save: StagedSave, ballots: Sequence[Ballot]) -> dict[str, ItemSummary]:

@@ -3,7 +3,7 @@
 1. A box that one rank alone holds is written by that rank.
 2. A box that several ranks hold is written once. Boxes are divided so that, as far as the sets of holders allow, all
    ranks write the same number of bytes; a box is cut into row ranges where that is needed.
-3. Of a box that is the leader's, the lowest holder writes all.
+3. Of a box that is the leader's, or whose holders may hold other bytes, the lowest holder writes all.
 4. What is planned tiles every tensor exactly, or the save is refused here.
 
 Spec: C2, C5.
@@ -102,12 +102,14 @@ class _Ranks:
         return Share(held.numbers[self.layout_of[rank]], start, held.box.row_count if stop is None else stop)
 
 
-def divide(layouts: Sequence[Layout], per_rank: frozenset[str]) -> Division:
+def divide(layouts: Sequence[Layout], per_rank: frozenset[str], *, spreads: bool = True) -> Division:
     """Return who writes what.
 
     Args:
         layouts: The layout of each rank.
         per_rank: The items of which each rank writes its own.
+        spreads: Whether the holders of a box are known to hold the same, so that each may write some of it; if not,
+            rows of several holders could make a mixture that no rank ever had.
 
     Raises:
         AbortedError: Ranks hold tensors of different types or shapes under one name, or their boxes do not make a
@@ -122,7 +124,7 @@ def divide(layouts: Sequence[Layout], per_rank: frozenset[str]) -> Division:
         holders = ranks.holders(held)
         if len(holders) > 1:
             shared.setdefault((holders, held.box.is_leaders), []).append(held)
-        if len(holders) == 1 or held.box.is_leaders or not held.box.size_bytes:
+        if len(holders) == 1 or not spreads or held.box.is_leaders or not held.box.size_bytes:
             shares[holders[0]].append(ranks.share(held, holders[0]))
             loads[holders[0]] += held.box.size_bytes
     replicas: list[list[ReplicaSet]] = [[] for _ in layouts]
@@ -134,7 +136,7 @@ def divide(layouts: Sequence[Layout], per_rank: frozenset[str]) -> Division:
             own = ReplicaSet(number, is_leaders, tuple(held.numbers[layout] for held in members))
             for rank in ranks.ranks[layout]:
                 replicas[rank].append(own)
-        if not is_leaders:
+        if spreads and not is_leaders:
             _distribute([held for held in members if held.box.size_bytes], holders, ranks, loads, shares)
     parts = tuple(
         RankPart(tuple(sorted(own, key=lambda share: (share.box, share.start))), tuple(sets))
@@ -156,11 +158,6 @@ def cut_box(box: LayoutBox, share: Share) -> LayoutBox:
         return box
     offset = (box.offset[0] + share.start, *box.offset[1:])
     return msgspec.structs.replace(box, offset=offset, shape=(share.stop - share.start, *box.shape[1:]))
-
-
-def whole_part(layout: Layout) -> RankPart:
-    """Return the part of a rank that writes all it holds."""
-    return RankPart(tuple(Share(number, 0, box.row_count) for number, box in enumerate(layout.boxes)))
 
 
 def _own(layouts: Sequence[Layout], per_rank: frozenset[str]) -> tuple[list[list[Share]], list[int]]:

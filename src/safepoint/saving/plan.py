@@ -124,12 +124,16 @@ class Planner:
         group: The ranks.
         deadline_s: The longest wait for other ranks, at each exchange.
         compares_every: Replicas are compared at every so manieth save; 0 for never.
+        refuses_difference: Whether replicas that differ abort a save that compares them.
     """
 
-    def __init__(self, group: Group, *, deadline_s: float, compares_every: int) -> None:
+    def __init__(
+        self, group: Group, *, deadline_s: float, compares_every: int, refuses_difference: bool = True
+    ) -> None:
         self._group = group
         self._deadline_s = deadline_s
         self._compares_every = compares_every
+        self._refuses_difference = refuses_difference
         self._incarnation = 0
         self._attempt = 0
         self._unheard: list[str] = []
@@ -279,11 +283,13 @@ class Planner:
         layouts = [self._layouts[one.layout] for one in offers]
         items = _planned_items(offers, layouts)
         own = sorted(name for name, item in items.items() if item.kind == "per_rank")
-        digest = digest_bytes(msgspec.json.encode([[layout.digest for layout in layouts], own]))
-        if digest != self._divided[0] or self._division is None:
-            self._division = divide(layouts, frozenset(own))
-            self._divided = (digest, self._division.parts[0])
         compares = bool(self._compares_every) and self._count % self._compares_every == 0
+        # What ranks hold in common is one state only where this save finds that they hold the same, or fails.
+        spreads = compares and self._refuses_difference
+        digest = digest_bytes(msgspec.json.encode([[layout.digest for layout in layouts], own, spreads]))
+        if digest != self._divided[0] or self._division is None:
+            self._division = divide(layouts, frozenset(own), spreads=spreads)
+            self._divided = (digest, self._division.parts[0])
         self._count += 1
         step = offers[0].step
         totals = find_totals([one.said for one in offers])

@@ -60,8 +60,9 @@ def begin(context: SaveContext, snapshot: Callable[[], Snapshot]) -> StagedSave:
         pieces = cut_pieces(agreed.layout, agreed.tensors, agreed.part)
         staged = stage(agreed.snapshot.items, pieces, _place(context, agreed), buffer=context.buffer)
     except Exception as exc:
-        _refuse(context, agreed.plan, exc)
-        raise
+        if context.group.world_size == 1:
+            raise
+        raise _refuse(context, agreed.plan, exc) from exc
     clock.leave()
     return StagedSave(agreed.plan, agreed.snapshot, staged, agreed.division, sums, clock.timings_s)
 
@@ -165,11 +166,12 @@ def _write(context: SaveContext, save: StagedSave) -> tuple[tuple[ObjectReferenc
         return (), exc
 
 
-def _refuse(context: SaveContext, plan: Plan, error: Exception) -> None:
-    """Tell the other ranks that this one could not make its copy, so that they do not wait for it in vain."""
+def _refuse(context: SaveContext, plan: Plan, error: Exception) -> AbortedError:
+    """Tell the other ranks that this one could not make its copy, and return an error of the class that they raise.
+
+    They would wait for it in vain; and where ranks raise other classes, some go on training and some do not.
+    """
     group = context.group
-    if group.world_size == 1:
-        return
     context.planner.use_up(f"save/{plan.generation}")
     told = AbortedError("a rank could not copy its state", where=f"rank {group.rank}", found=_text(error))
     with contextlib.suppress(SafepointError):
@@ -177,6 +179,7 @@ def _refuse(context: SaveContext, plan: Plan, error: Exception) -> None:
             lead(group, f"save/{plan.generation}/open", partial(_raise, told), deadline_s=context.deadline_s)
         else:
             vote(group, _ballot(context, plan, None, (), (), refusal=_text(error)), deadline_s=context.deadline_s)
+    return told
 
 
 def _ballot(

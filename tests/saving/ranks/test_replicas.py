@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from safepoint.contract import judge
 from safepoint.errors import AbortedError
 from safepoint.faults.group import MessageEffect, MessageFault
+from safepoint.saving.context import SaveResult
 from tests.saving.ranks.job import Held, Holding, Ranks, box, manifests, replicated, weights_at, whole
 
 FIRST, SECOND = weights_at(1), weights_at(2)
@@ -40,6 +42,11 @@ def test_one_bit_on_one_rank_refuses_the_save_and_names_tensor_and_ranks(ranks: 
     assert manifests(job.storage)[0].agreement == "3 replicated boxes compared, equal"
 
 
+def of_rank(rank: int, world_size: int, step: int) -> list[Held]:
+    """Return weights of which every rank has its own."""
+    return [Held("model", "module", None, [box("w", bytes([rank]) * 96, 0, 96), box("v", bytes([rank]) * 7, 0, 7)])]
+
+
 def test_a_difference_may_be_noted_instead() -> None:
     """Spec: C5.4"""
     job = Ranks(3, differing(2), refuses_difference=False)
@@ -47,6 +54,32 @@ def test_a_difference_may_be_noted_instead() -> None:
         outcome.returned()
     (manifest,) = manifests(job.storage)
     assert "model/b at [0]: ranks 0, 1 unlike rank 2" in manifest.agreement
+    promise = judge(manifest.conditions, manifest.conditions)
+    assert [reason.word for reason in promise.reasons] == ["replicas"]
+    assert promise.level == "approximate"
+    assert "model/b at [0]: ranks 0, 1 unlike rank 2" in str(promise.reasons[0])
+
+
+@pytest.mark.parametrize(("every", "refuses"), [(1, False), (0, True), (0, False), (2, True)])
+def test_what_is_stored_is_of_one_rank_where_ranks_may_differ(every: int, refuses: bool) -> None:
+    """Spec: C5.4"""
+    job = Ranks(3, of_rank, compares_every=every, refuses_difference=refuses)
+    steps = (10, 20) if every == 2 else (20,)
+    for outcome in job.run(lambda rank: [rank.try_to_save(step) for step in steps]):
+        assert isinstance(outcome.returned()[-1], SaveResult)  # type: ignore[index]
+    (manifest,) = manifests(job.storage)
+    assert whole(job.storage, manifest, "model", "w") == bytes(96)
+    assert whole(job.storage, manifest, "model", "v") == bytes(7)
+
+
+def test_sums_that_cannot_be_read_abort_the_save_on_every_rank() -> None:
+    """Spec: C4.1, C7.1"""
+    fault = MessageFault(MessageEffect.FOREIGN, key="save/*/sums/1")
+    texts = {
+        str(outcome.error) for outcome in Ranks(3, differing(2), faults={1: fault}).run(lambda rank: rank.save(10))
+    }
+    (text,) = texts
+    assert "the checksums of a rank cannot be decoded" in text
 
 
 def test_what_is_the_leader_s_may_differ_and_its_bytes_are_stored() -> None:
