@@ -10,7 +10,7 @@ import pytest
 
 from safepoint.ambient import SystemAmbient
 from safepoint.drill.plan import Kill
-from safepoint.drill.play import Stage
+from safepoint.drill.play import Stage, play
 from safepoint.drill.scenario import rehearse
 from safepoint.drill.trace import Ending
 from safepoint.drill.verdict import Verdict, judge_rehearsal
@@ -123,6 +123,32 @@ def test_a_kill_leaves_no_process_behind_whatever_group_or_session_it_made(tmp_p
     pids = [int(line) for file in tmp_path.rglob("children") for line in file.read_text().split()]
     assert len(pids) >= 3
     assert not [pid for pid in pids if is_running(pid)]
+
+
+def ranks_of(folder: Path, fault: str = "none") -> Stage:
+    return Stage((str(SCRIPT), "--fault", fault), folder, dict(os.environ), SystemAmbient(), None, 100.0, ranks=2)
+
+
+@pytest.mark.timeout(400)
+def test_one_rank_is_killed_and_the_launcher_ends_the_others(tmp_path: Path) -> None:
+    rehearsal = rehearse(ranks_of(tmp_path), kills=(Kill(7),), kills_ranks="one", seed=1)
+    judgement = judge_rehearsal(rehearsal)
+    assert judgement.verdict is Verdict.PASS, (judgement.findings, rehearsal.starts)
+    first, second = rehearsal.starts
+    assert first.kill is not None and first.kill.rank == 1
+    assert "after update 7, rank 1 alone: the others ended within" in first.place
+    # The pretended ranks wait for nothing: what is left of them saves until it is ended, and that counts.
+    assert first.committed[:2] == (3, 6)
+    assert second.restored is not None and second.restored.step == first.committed[-1]
+    assert judgement.comparison.items == ("data of rank 0", "data of rank 1", "model of rank 0", "model of rank 1")
+
+
+@pytest.mark.timeout(400)
+def test_ranks_that_come_to_different_updates_end_the_start(tmp_path: Path) -> None:
+    start = play(ranks_of(tmp_path, "apart"), "runs", "log")
+    assert start.ending is Ending.FAILED
+    assert start.place == "with its ranks apart: rank 0 after update 5, rank 1 after update 6"
+    assert start.last_step == 4
 
 
 def is_running(pid: int) -> bool:

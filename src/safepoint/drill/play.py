@@ -135,7 +135,6 @@ class _Player:
                 return self._ended()
             self._note(event)
             if isinstance(event, Apart):
-                self._started.kill(self._stage.ambient)
                 return Ending.FAILED
             if self._dies_at(event):
                 return self._die()

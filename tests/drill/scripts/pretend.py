@@ -19,6 +19,9 @@ if args.fault == "silent":
     threading.Event().wait()
 
 named = json.loads(os.environ["SAFEPOINT_WATCH"])
+rank, is_one_of_several = int(os.environ.get("RANK", "0")), isinstance(named[0], list)
+if is_one_of_several:
+    named = named[rank]
 events, answers = os.open(named[0], os.O_WRONLY), os.open(named[1], os.O_RDONLY)
 
 
@@ -56,12 +59,16 @@ if not is_fresh:
         offset, promise = 5, "approximate"
     if args.fault == "start over":
         step, value, is_fresh = 0, 1, True
+if is_one_of_several:
+    tell("start", process=os.getpid())
 tell("restored", step=step, generation=None if is_fresh else f"step-{step}", promise=promise, is_fresh=is_fresh)
 
 while step < args.updates:
     step, value = step + 1, value * 6364136223846793005 % (1 << 64) + 1
     if args.fault == "not reproducible":
         value ^= os.getpid()
+    if args.fault == "apart" and rank == 1 and step == 5:
+        continue
     ids = [4 * step + offset + index for index in range(4)]
     metrics = {} if args.fault == "no metrics" else {"loss": float(value).hex()}
     tell("update", step=step, metrics=metrics, ids={"data": ids}, streams=f"{value:x}")
@@ -70,7 +77,7 @@ while step < args.updates:
     if step % 3 == 0 and args.fault != "no save":
         for phase in ("stage", "plan", "write", "vote", "check", "publish"):
             tell("phase", phase=phase)
-            if phase == "publish":
+            if phase == "publish" and rank == 0:
                 with open(saved + ".part", "w") as file:
                     json.dump([step, value], file)
                 os.replace(saved + ".part", saved)
