@@ -31,14 +31,14 @@ from safepoint.progress import Progress
 from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext, Restored, restore_late
-from safepoint.restoring.select import Wish, check_run_is_there
+from safepoint.restoring.select import Wish
 from safepoint.restoring.together import Ranks
 from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
 from safepoint.settings import check_kinds, check_switches, check_values, choose, compared_every
-from safepoint.source import as_source, begin
+from safepoint.source import Source, begin, look_for
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
 from safepoint.state.registry import Registry
@@ -69,6 +69,7 @@ class CheckpointManager:
         takeover: Fence out a process that holds the run, instead of being refused.
         restart: Begin at step 0 although there are checkpoints; they become superseded.
         deadline_s: How long a save waits for other ranks.
+        restore_deadline_s: How long a restore waits for the slowest rank, which may be reading all that it holds.
         process_group: The ranks that save one checkpoint together; all of the job if absent. Making a manager is then a
             collective call, and every rank calls the same methods at the same boundaries.
         agreement: When replicas on several ranks are compared: at ``"every"`` save, at every so manieth, or ``"off"``.
@@ -96,6 +97,7 @@ class CheckpointManager:
         takeover: bool = False,
         restart: bool = False,
         deadline_s: float = 60.0,
+        restore_deadline_s: float = 1800.0,
         process_group: Any = None,
         agreement: str | int = "every",
         on_disagreement: str = "refuse",
@@ -103,7 +105,7 @@ class CheckpointManager:
         storage: Storage | None = None,
         ambient: Ambient | None = None,
     ) -> None:
-        check_values(state, accumulation, deadline_s)
+        check_values(state, accumulation, deadline_s=deadline_s, restore_deadline_s=restore_deadline_s)
         check_kinds(contract=contract, save=save, keep=keep)
         check_switches(background=background, takeover=takeover, restart=restart, read_back=read_back)
         compares_every = compared_every(agreement, on_disagreement)
@@ -112,7 +114,7 @@ class CheckpointManager:
         self._contract, self._reads_back = (contract := contract or Contract()), read_back
         self._probe, plain = as_probe(probe), encode_plain(config, path="config")
         self._group = group = find_group(ambient=ambient, process_group=process_group, deadline_s=deadline_s)
-        self._ranks = Ranks(group)
+        self._ranks = Ranks(group, deadline_s=restore_deadline_s)
         self._registry, ranks = (registry := Registry()), group.world_size
         self._evidence = Evidence.find(self._ambient, self._registry.items)
         self._saver = Saver(
@@ -219,16 +221,10 @@ class CheckpointManager:
             ContractError: The promise asked for cannot be kept; nothing was touched.
             FencedError: Another living process holds the run.
         """
-        self._saver.raise_owed(waits=True, is_explicit=True)
         # Where the training has begun, nothing found is nothing to go back to.
         needs_one = required or self.progress.step > 0 or bool(self._membership.unusable)
         wish = Wish(step, branch, needs_one and source is None)
-        choice = choose(skip=skip, items=items, late=late)
-        self._membership.check_covers(choice)
-        other = as_source(source, own=self._storage, wish=wish)
-        self._ranks.by_leader(lambda: check_run_is_there(self._storage, wish), None)
-        if other is not None:
-            self._ranks.by_leader(lambda: other.check_is_there(self._storage), None)
+        choice, other = self._ranks.all(lambda: self._checked(wish, source, skip=skip, items=items, late=late))
         report = self._membership.enter(
             wish,
             lambda lineage: begin(
@@ -373,6 +369,13 @@ class CheckpointManager:
             undisturbed=undisturbed_streams,
             ranks=self._ranks,
         )
+
+    def _checked(self, wish: Wish, source: Any, **options: Any) -> tuple[Choice, Source | None]:
+        """Do at once what can fail on one rank alone, so that no other one waits for it in vain."""
+        self._saver.raise_owed(waits=True, is_explicit=True)
+        choice = choose(**options)
+        self._membership.check_covers(choice)
+        return choice, look_for(source, own=self._storage, wish=wish, is_leader=self._ranks.rank == 0)
 
     def _mark_touched(self) -> None:
         self._membership.unusable = "a restore did not come to its end, so the live objects may hold a mixture"

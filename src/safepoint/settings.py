@@ -23,14 +23,15 @@ def check_kinds(*, contract: object, save: object, keep: object) -> None:
             raise _wrong(name, expected, value)
 
 
-def check_values(state: object, accumulation: object, deadline_s: object) -> None:
+def check_values(state: object, accumulation: object, **deadlines_s: object) -> None:
     """Raise `RequestError` for a value of the wrong type or out of range."""
     if not isinstance(state, Mapping):
         raise _wrong("state", "a dict of live objects by item name", state)
     if accumulation is not None and (type(accumulation) is not int or accumulation < 1):
         raise _wrong("accumulation", "an int of at least 1", accumulation)
-    if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or not deadline_s > 0:
-        raise _wrong("deadline_s", "seconds, more than 0", deadline_s)
+    for name, value in deadlines_s.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise _wrong(name, "seconds, more than 0", value)
 
 
 def check_switches(**switches: object) -> None:

@@ -35,6 +35,21 @@ class Source:
             check_run_is_there(self.storage, self.wish)
 
 
+def look_for(source: str | os.PathLike[str] | None, *, own: Storage, wish: Wish, is_leader: bool) -> Source | None:
+    """Return the source, having seen on the leader that there are the runs that a restore needs.
+
+    Raises:
+        RequestError: As `as_source` does.
+        NotFoundError: A run is not there; nothing was created.
+    """
+    found = as_source(source, own=own, wish=wish)
+    if is_leader:
+        check_run_is_there(own, wish)
+        if found is not None:
+            found.check_is_there(own)
+    return found
+
+
 def as_source(source: str | os.PathLike[str] | None, *, own: Storage, wish: Wish) -> Source | None:
     """Return the source that ``RUN`` or ``RUN@STEP`` names; None for None.
 

@@ -234,7 +234,7 @@ def _restore_one(context: RestoreContext, manifest: Manifest, choice: Choice, ou
     clock, ranks, storage = context.ambient.monotonic, context.ranks, context.storage
     times = [clock()]
 
-    texts = ranks.led(lambda: read_index_texts(storage, manifest), list[bytes])
+    texts = read_index_texts(storage, manifest, told=lambda read: ranks.led(read, bytes))
     saved = ranks.all(lambda: _derived(context, _validated(context, manifest, texts)))
     matched = match(saved, context.items, choice, context.contract.words, ranks=ranks)
     promise = _promise(context, saved, matched)

@@ -10,8 +10,9 @@ Spec: C11.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from safepoint.errors import CorruptionError
 from safepoint.format.digest import digest_bytes
@@ -104,8 +105,16 @@ def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world
     )
 
 
-def read_index_texts(storage: Storage, manifest: Manifest) -> list[bytes]:
+def read_index_texts(
+    storage: Storage, manifest: Manifest, *, told: Callable[[Callable[[], bytes]], bytes] = lambda read: read()
+) -> list[bytes]:
     """Return the text of each rank's index, having compared it with the manifest's size and digest.
+
+    Args:
+        storage: Where the run lies.
+        manifest: The manifest.
+        told: Gives the text that a function reads, which may be called on another rank. One text is asked for at a
+            time: together they may be larger than any message.
 
     Raises:
         CorruptionError: One is damaged, or it is not the one that the manifest names.
@@ -114,7 +123,7 @@ def read_index_texts(storage: Storage, manifest: Manifest) -> list[bytes]:
     Spec: C11.
     """
     references = references_of(manifest)
-    return [_read_text(storage, manifest, rank, references) for rank in _ranks(manifest)]
+    return [told(partial(_read_text, storage, manifest, rank, references)) for rank in _ranks(manifest)]
 
 
 def decode_indexes(manifest: Manifest, texts: Sequence[bytes]) -> Iterator[Index]:
