@@ -15,14 +15,17 @@ from typing import cast
 from safepoint.data.cursor import Cursor
 from safepoint.data.sampler import ResumableSampler
 from safepoint.passes import (
+    LOADER_PARTS,
     Loader,
     Pass,
     Position,
-    committed,
+    check_cursors,
+    commit_window,
+    committed_offsets,
     epochs_finished,
+    handed_out,
     held_samples,
     length_of,
-    uncommitted_cursor,
 )
 from safepoint.progress import Consumed, Progress, check_whole
 from safepoint.state.steps import StepMonitor
@@ -58,7 +61,8 @@ class Boundary:
         self._counting: Pass | None = None
         self._before: Pass | None = None
         self._is_training = self._is_pass_over = self._has_leftover = self._is_carried = False
-        self._counted_before = (0, 0, 0)
+        self._counted_before = (0, 0)
+        self.has_moved = False
 
     def watch(self, name: str, item: object) -> None:
         """Note a registered object, and commit its position at each boundary, if it has one."""
@@ -67,7 +71,7 @@ class Boundary:
             self._positions[name] = item
             if hasattr(item, "last_ids"):
                 self._loaders.append(cast(Loader, item))
-        self._note_cursors()
+        self._cursors = committed_offsets(self._positions)
 
     def unwatch(self, name: str, item: object) -> None:
         """Forget an object that was noted last."""
@@ -76,9 +80,8 @@ class Boundary:
         self._positions.pop(name, None)
 
     def is_told(self, loader: object) -> bool:
-        """Return whether the position of a loader belongs to some item: itself, a part of it, or a cursor."""
-        parts = [getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler")]
-        return self._is_item(loader, *parts) or (bool(self._positions) and not hasattr(loader, "dataset"))
+        """Return whether the position of a loader may be an item's: its own, that of a part of it, or of its source."""
+        return self._is_part_of_item(loader) or (bool(self._positions) and not hasattr(loader, "dataset"))
 
     def is_watched(self, entry: object) -> bool:
         """Return whether an object keeps its own position and is committed here."""
@@ -96,7 +99,7 @@ class Boundary:
         self._passes = []
         self._counting = self._before = None
         self._is_training = self._is_pass_over = self._has_leftover = self._is_carried = False
-        self._note_cursors()
+        self._cursors = committed_offsets(self._positions)
         self._ahead = {}
         self._foreign_in_epoch = counts.get("foreign_in_epoch", 0)
         self._last_is_out = self._last_keeps_itself = bool(counts.get("end_is_open"))
@@ -127,7 +130,7 @@ class Boundary:
     @property
     def untold(self) -> int:
         """Return how many batches of this epoch came from loaders that are no item."""
-        return self._untold + sum(one.in_all for one in self._others() if not self.is_told(one.loader))
+        return self._untold + sum(one.in_all for one in self._others() if not one.is_told)
 
     @property
     def foreign_workers(self) -> int:
@@ -181,15 +184,16 @@ class Boundary:
         """
         check_whole(samples=samples, tokens=tokens, batches=batches)
         if batches is not None:
-            self._check_cursors()
+            check_cursors(self._positions, self._cursors)
         if self.progress.epoch_end_due and not self._has_leftover:
             self.leave_epoch()
         if self._counting is None:
             self._count_by(self._first_used())
+        self._note_told()
         window = self._window(batches)
         held = held_samples(self._used_loader())
         for name, position in self._positions.items():
-            self._commit(position, batches, window)
+            commit_window(position, batches, window=window, dropped=self._dropped)
             self._ahead[name] = position.uncommitted
         own, planned = (before - after for before, after in zip(held, held_samples(self._used_loader()), strict=True))
         samples = own if samples is None else samples
@@ -217,7 +221,7 @@ class Boundary:
         self._microbatches = self._dropped = 0
         for one in self._passes:
             one.handed = 0
-        self._note_cursors()
+        self._cursors = committed_offsets(self._positions)
         self._monitor.reset()
 
     def show_totals(self, *, samples: int, tokens: int) -> None:
@@ -235,7 +239,7 @@ class Boundary:
             # Nothing was trained on that pass: it was no part of an epoch.
             self._foreign_handed = self.ahead
             self._counting, self._is_pass_over = None, False
-            self._foreign_in_epoch, self._untold, self._foreign_workers = self._counted_before
+            self._foreign_in_epoch, self._foreign_workers = self._counted_before
         if self.progress.epoch_end_due:
             has_to_end, is_resumed_at_end = self.end_is_open, self._is_resumed_at_end
             self._is_resumed_at_end = False
@@ -244,13 +248,15 @@ class Boundary:
             if not is_resumed_at_end and (self._counting is None or self._counting.loader is loader):
                 self.leave_epoch()
         epoch = cast(Loader, loader).epoch if self.is_watched(loader) and hasattr(loader, "last_ids") else 0
-        self._passes.append(Pass(loader, epoch))
+        self._passes.append(Pass(loader, epoch, held=handed_out(self._positions.values())))
         return self._passes[-1]
 
     def hand_out(self, one: Pass) -> None:
         """Count one batch of a pass, and whether its loader's position is saved at all."""
         one.handed += 1
         one.in_all += 1
+        if one.in_all == 1:
+            one.is_told = self._is_part_of_item(one.loader) or handed_out(self._positions.values()) > one.held
         if self._counting is None and not self.progress.epoch_end_due:
             self._count_by(one)
         elif self._counting is not None and self._counting.loader is one.loader:
@@ -332,7 +338,7 @@ class Boundary:
             # A window may have begun in the epoch before.
             one.begun = max(one.begun, self._before.begun + 1)
         self._counting = one
-        self._counted_before = (self._foreign_in_epoch, self._untold, self._foreign_workers)
+        self._counted_before = (self._foreign_in_epoch, self._foreign_workers)
         self._count_batches(one, one.handed)
 
     def _count_batches(self, one: Pass, number: int) -> None:
@@ -346,7 +352,6 @@ class Boundary:
         self._foreign_in_epoch += number
         self._last_is_out = self._foreign_in_epoch == length_of(one.loader)
         self._last_keeps_itself = self._is_item(one.loader, getattr(one.loader, "dataset", None))
-        self._untold += 0 if self.is_told(one.loader) else number
         self._foreign_workers = max(self._foreign_workers, getattr(one.loader, "num_workers", 0))
 
     def _commit_dropped(self) -> None:
@@ -357,14 +362,6 @@ class Boundary:
                 self._ahead[name] = position.uncommitted
         self._foreign_handed, self._dropped = self.ahead, 0
 
-    def _check_cursors(self) -> None:
-        for name, position in self._positions.items():
-            if isinstance(position, Cursor) and position.uncommitted and committed(position) == self._cursors[name]:
-                raise uncommitted_cursor(name, position)
-
-    def _note_cursors(self) -> None:
-        self._cursors = {name: committed(one) for name, one in self._positions.items() if isinstance(one, Cursor)}
-
     def _is_loader(self, entry: object) -> bool:
         return any(loader is entry for loader in self._loaders)
 
@@ -373,28 +370,30 @@ class Boundary:
             return self._microbatches
         if batches is not None:
             return batches
-        used = None if self._counting is None else self._counting.loader
-        handed = cast(Loader, used).uncommitted if self._is_loader(used) else self._foreign_handed
-        return max(1, handed - self._dropped)
-
-    def _commit(self, position: Position, batches: int | None, window: int) -> None:
-        if isinstance(position, ResumableSampler):
-            # A sampler does not see which of its batches the loop has received: each microbatch is one.
-            position.commit(min(window + self._dropped, position.uncommitted))
-        elif batches is None or not (hasattr(position, "last_ids") or isinstance(position, Cursor)):
-            position.commit(None)
-        elif not isinstance(position, Cursor):
-            position.commit(min(batches + self._dropped, position.uncommitted))
+        used = self._used_loader()
+        return max(1, (self._foreign_handed if used is None else used.uncommitted) - self._dropped)
 
     def _used_loader(self) -> Loader | None:
         used = None if self._counting is None else self._counting.loader
         return cast(Loader, used) if self._is_loader(used) else None
 
+    def _note_told(self) -> None:
+        """Look at the end of a window whether a position has moved that tells where its batches came from."""
+        self.has_moved |= any(one.uncommitted for one in self._positions.values())
+        one = self._counting
+        if one is not None and not self.is_watched(one.loader):
+            # A cursor may be moved by the loop's body, after the batch was handed out.
+            one.is_told |= any(isinstance(item, Cursor) and item.uncommitted for item in self._positions.values())
+            self._untold += 0 if one.is_told else one.handed
+
+    def _is_part_of_item(self, loader: object) -> bool:
+        return self._is_item(loader, *(getattr(loader, name, None) for name in LOADER_PARTS))
+
     def _is_item(self, *parts: object) -> bool:
         return any(entry is part for entry in self._entries for part in parts)
 
     def _is_epoch_finished(self) -> bool:
-        one = self._counting
-        if one is not None and self._is_loader(one.loader):
-            return epochs_finished(cast(Loader, one.loader)) > one.begun
+        one, used = self._counting, self._used_loader()
+        if one is not None and used is not None:
+            return epochs_finished(used) > one.begun
         return not self.ahead and (self._last_is_out or self._is_pass_over)
