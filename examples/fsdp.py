@@ -76,8 +76,8 @@ def main() -> None:
     with sp.CheckpointManager(
         args.run,
         {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader},
-        # With the global batch kept, another number of ranks makes the same updates; new ranks draw new numbers.
-        contract=sp.Contract(permit={"world_size", "rng"}),
+        # With the global batch kept, another number of ranks makes the same updates, from random streams of its own.
+        contract=sp.Contract(permit={"world_size"}, rng="derive"),
         save=sp.every(updates=args.save_every),
         keep=sp.keep(last=4),
         background=args.background,
