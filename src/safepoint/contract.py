@@ -24,6 +24,7 @@ LEVELS: tuple[Level, ...] = ("approximate", "same_data", "exact")
 WORDS = frozenset(
     {"world_size", "global_batch", "accumulation", "workers", "versions", "device", "determinism", "dataset"}
     | {"config", "scheduler", "rng", "probe", "epoch_end", "data_ahead", "data_position", "replay", "replicas"}
+    | {"topology"}
 )
 # How the word of an item ends whose random streams were derived.
 DERIVED = ".derived"
@@ -65,8 +66,9 @@ class Contract:
         permit: Words of differences that are accepted although they lower the promise: ``world_size``,
             ``global_batch``, ``accumulation``, ``workers``, ``versions``, ``device``, ``determinism``, ``dataset``,
             ``config``, ``scheduler``, ``rng``, ``probe``, ``epoch_end``, ``data_ahead``, ``data_position``,
-            ``replay``, and ``<item>.<what>`` such as ``model.added`` or ``optimizer.lr``. A bare ``optimizer.lr`` or
-            ``scheduler`` takes what the program sets; `permit(word, keep=...)` says which side wins.
+            ``replay``, ``topology``, and ``<item>.<what>`` such as ``model.added`` or ``optimizer.lr``. A bare
+            ``optimizer.lr`` or ``scheduler`` takes what the program sets; `permit(word, keep=...)` says which side
+            wins.
         rng: On another number of ranks, ``derive`` begins new random streams for each rank, made of the saved ones;
             ``refuse`` names what has no owner.
 

@@ -16,6 +16,7 @@ from safepoint.errors import Difference, MismatchError
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.restoring.match import Match
 from safepoint.restoring.together import Ranks, merged_findings
+from safepoint.restoring.topology import topology_reasons
 from safepoint.restoring.validate import SavedState
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def find_promise(
         ContractError: The promise is less than the contract asks for.
     """
     reasons = ranks.joined(
-        lambda: _reasons(saved, matched, conditions, further(saved.manifest)), merged_findings, list[Reason]
+        lambda: _reasons(saved, matched, conditions, _further(saved, matched, further, ranks)),
+        merged_findings,
+        list[Reason],
     )
     if conditions is None:
         return Promise("approximate", tuple(reasons))
@@ -84,6 +87,12 @@ def with_probe(
 def lowered(promise: Promise, found: Sequence[Reason]) -> Promise:
     """Return the promise with reasons that showed after the restore."""
     return Promise(lowest([promise.level, *(reason.level for reason in found)]), (*promise.reasons, *found))
+
+
+def _further(
+    saved: SavedState, matched: Match, further: Callable[[Manifest], Sequence[Reason]], ranks: Ranks
+) -> list[Reason]:
+    return [*further(saved.manifest), *topology_reasons(saved, matched.items, world_size=ranks.world_size)]
 
 
 def _reasons(

@@ -35,6 +35,7 @@ from safepoint.group.agreement import lead
 from safepoint.joining.claim import check_not_fenced, loss_of_run, utc_text
 from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
 from safepoint.saving.divide import Division
+from safepoint.saving.plan import Plan
 from safepoint.saving.publish import publish
 from safepoint.saving.replicas import Doubts, describe_agreement, encode_sums, find_difference, find_doubts
 from safepoint.saving.vote import check_planned, check_stored, count, unknown
@@ -237,7 +238,7 @@ def _manifest(
         lineage=context.chain,
         progress=snapshot.progress,
         world_size=context.group.world_size,
-        mesh=None,
+        mesh=None if context.group.world_size == 1 else _divisions(save.plan),
         contract=snapshot.contract,
         items=_summaries(save, ballots),
         objects=objects,
@@ -254,6 +255,11 @@ def _manifest(
 def _lowered(conditions: Conditions, text: str) -> Conditions:
     """Return conditions that also say what a restore cannot give back."""
     return msgspec.structs.replace(conditions, reasons={**conditions.reasons, "replicas": text})
+
+
+def _divisions(plan: Plan) -> dict[str, list[str]]:
+    """Return by item how the ranks that have it divide its tensors, unless none divides any."""
+    return {name: list(item.divisions) for name, item in plan.items.items() if any(item.divisions)}
 
 
 def _summaries(save: StagedSave, ballots: Sequence[Ballot]) -> dict[str, ItemSummary]:

@@ -48,13 +48,14 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 class PlannedItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Say of one item its type, its kind, and which rank stores the plain tree; None: each that has it its own.
 
-    `ranks` lists the ranks that have it; None for all.
+    `ranks` lists the ranks that have it; None for all. `divisions` are those of these ranks, each once.
     """
 
     type: str
     kind: str
     keeper: int | None
     ranks: tuple[int, ...] | None = None
+    divisions: tuple[str, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +93,7 @@ class _ItemOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     type: str
     tree: str
     state: str
+    division: str = ""
 
 
 class _Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -336,8 +338,9 @@ def _taken(snapshot: Callable[[], Snapshot]) -> _Taken | SafepointError:
 
 def _item_offer(item: SnapshotItem, divided: set[str]) -> _ItemOffer:
     tree = digest_bytes(msgspec.json.encode(item.plain))
-    is_divided = item.type in _DIVIDED or item.name in divided
-    return _ItemOffer(item.type, tree, "" if is_divided else digest_state(item))
+    # By shapes alone a rank that holds a distributed tensor whole, or nothing of it, would not know.
+    is_divided = item.type in _DIVIDED or item.name in divided or item.division
+    return _ItemOffer(item.type, tree, "" if is_divided else digest_state(item), item.division)
 
 
 def _step_of(taken: _Taken | SafepointError) -> int:
@@ -374,7 +377,9 @@ def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Layout]) -> dict[
         else:
             kind = "global" if len(states) == 1 else "per_rank"
         keeper = min(held) if is_one_tree and kind != "per_rank" else None
-        planned[name] = PlannedItem(type_name, kind, keeper, None if len(held) == len(offers) else tuple(sorted(held)))
+        ranks = None if len(held) == len(offers) else tuple(sorted(held))
+        divisions = tuple(sorted({item.division for item in held.values()}))
+        planned[name] = PlannedItem(type_name, kind, keeper, ranks, divisions)
     return planned
 
 

@@ -28,7 +28,7 @@ from safepoint.state.names import Slot, class_of, reshard, walk_modules, walk_sl
 from safepoint.state.own_state import refuse_own_state
 from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
 from safepoint.state.places import segment
-from safepoint.state.shards import captured, is_divided_alike, local_of
+from safepoint.state.shards import captured, division_of, is_divided_alike, local_of
 from safepoint.state.tensors import NewTensorTarget, check_storable, is_distributed, spec_of, write_into
 from safepoint.state.tree import flatten, unflatten
 
@@ -79,7 +79,9 @@ class ModuleItem:
         states = {path: module.get_extra_state() for path, module in self._with_extra_state().items()}
         extra, named = flatten(states, path=f"{self._name}.get_extra_state()", prefix=EXTRA_STATE)
         plain = {"entries": entries, "extra": extra, "training": self._deviating()}
-        return CapturedItem(self.type, plain, captured(tensors + named, self._name, leaders=leaders))
+        tensors += named
+        boxes = captured(tensors, self._name, leaders=leaders)
+        return CapturedItem(self.type, plain, boxes, division_of(tensors))
 
     def structure(self) -> list[dict[str, object]]:
         """Return what the manifest's digest of the model covers.

@@ -11,12 +11,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from safepoint.errors import RequestError
+from safepoint.format.digest import digest_bytes
 from safepoint.state.boxes import Cut, LocalBox, in_order_of_cutting, share_of
 from safepoint.state.item import BoxTarget, CapturedTensor, TensorSpec
 from safepoint.state.tensors import (
@@ -29,6 +32,9 @@ from safepoint.state.tensors import (
     is_distributed,
     spec_of,
 )
+
+# Digits of a digest that people see.
+_SHORT = 12
 
 
 class ShardTarget:
@@ -183,6 +189,20 @@ def captured(
     return tuple(found)
 
 
+def division_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return in a line how the distributed ones of named tensors are divided; empty if none is.
+
+    Equal for two states if the same names are divided over meshes of the same shape and dimensions' names in the same
+    way, whichever rank asks, and whether it holds a part or not.
+    """
+    each = sorted((name, _division_of(tensor)) for name, tensor in tensors if is_distributed(tensor))
+    if not each:
+        return ""
+    listed = ", ".join(f"{count} x {text}" for text, count in sorted(Counter(text for _, text in each).items()))
+    # Which tensors they are is in the digest alone: the names may be many.
+    return f"{listed} [{digest_bytes(msgspec.json.encode(each))[:_SHORT]}]"
+
+
 def target_in(live: torch.Tensor, path: str, *, dtype: torch.dtype | None = None) -> InPlaceTarget | ShardTarget:
     """Return a target that writes into a live strided tensor, whole or in this rank's boxes."""
     if not is_distributed(live):
@@ -229,6 +249,19 @@ def is_divided_alike(one: torch.Tensor, other: torch.Tensor, path: str) -> bool:
     if is_distributed(one) != is_distributed(other):
         return False
     return not is_distributed(one) or boxes_of(one, path) == boxes_of(other, path)
+
+
+def _division_of(tensor: torch.Tensor) -> str:
+    distributed: Any = tensor
+    mesh, ways = distributed.device_mesh, []
+    for placement in distributed.placements:
+        axis, factor = getattr(placement, "dim", None), getattr(placement, "split_factor", 1)
+        way = type(placement).__name__.strip("_")
+        ways.append(way if axis is None else f"{way}({axis})" if factor == 1 else f"{way}({axis}, {factor})")
+    sizes = tuple(mesh.shape)
+    names = mesh.mesh_dim_names or ("",) * len(sizes)
+    over = " x ".join(f"{name}={size}" if name else str(size) for name, size in zip(names, sizes, strict=True))
+    return f"{' '.join(ways)} over {over} ranks"
 
 
 def _cuts(tensor: Any, coordinate: Sequence[int]) -> list[Cut]:

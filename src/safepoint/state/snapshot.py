@@ -19,12 +19,16 @@ from safepoint.state.item import CapturedTensor, Item, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class SnapshotItem:
-    """Hold one item: its type, its plain tree in JSON form, and the tensors that still lie in live memory."""
+    """Hold one item: its type, its plain tree in JSON form, and the tensors that still lie in live memory.
+
+    `division` is as in `CapturedItem`.
+    """
 
     name: str
     type: str
     plain: Any
     tensors: tuple[CapturedTensor, ...]
+    division: str = ""
 
 
 def capture_item(item: Item) -> SnapshotItem:
@@ -34,7 +38,8 @@ def capture_item(item: Item) -> SnapshotItem:
         RequestError: A value cannot be stored; named by its path.
     """
     captured = item.capture()
-    return SnapshotItem(item.name, captured.type, encode_plain(captured.plain, path=item.name), captured.tensors)
+    plain = encode_plain(captured.plain, path=item.name)
+    return SnapshotItem(item.name, captured.type, plain, captured.tensors, captured.division)
 
 
 def digest_chunks(spec: TensorSpec, data: memoryview, *, begin: int = 0) -> tuple[Chunk, ...]:

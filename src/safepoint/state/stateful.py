@@ -12,7 +12,7 @@ import torch
 from safepoint.errors import Difference, RequestError, SafepointError
 from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.rebuild import check_plain
-from safepoint.state.shards import ShardTarget, captured, new_target
+from safepoint.state.shards import ShardTarget, captured, division_of, new_target
 from safepoint.state.stored import field, malformed
 from safepoint.state.tensors import NewTensorTarget, is_distributed
 from safepoint.state.tree import class_name, flatten, unflatten
@@ -75,7 +75,7 @@ class StatefulItem:
     def capture(self) -> CapturedItem:
         """Return the class and what `state_dict()` returns."""
         plain, tensors = self._flatten()
-        return CapturedItem(self.type, plain, captured(tensors, self._name))
+        return CapturedItem(self.type, plain, captured(tensors, self._name), division_of(tensors))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the object is of another class, else those that the object itself tells."""
@@ -134,7 +134,7 @@ class PlainItem:
     def capture(self) -> CapturedItem:
         """Return the contents."""
         plain, tensors = self._flatten()
-        return CapturedItem(self.type, plain, captured(tensors, self._name))
+        return CapturedItem(self.type, plain, captured(tensors, self._name), division_of(tensors))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the container is of another class."""

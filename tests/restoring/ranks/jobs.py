@@ -79,6 +79,7 @@ class Part:
     fails_to_apply: bool = False
     is_deaf: bool = False
     is_touched: bool = False
+    division: str = ""
 
     def capture(self) -> CapturedItem:
         tensors = [
@@ -88,7 +89,7 @@ class Part:
             for name, boxes in self.held.items()
             for box in boxes
         ]
-        return CapturedItem(self.type, self.plain, tuple(tensors))
+        return CapturedItem(self.type, self.plain, tuple(tensors), self.division)
 
     _whole: dict[str, tuple[int, ...]] = field(default_factory=dict)
 

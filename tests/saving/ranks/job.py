@@ -52,9 +52,10 @@ class Held:
     type: str
     plain: object = None
     tensors: Sequence[CapturedTensor] = ()
+    division: str = ""
 
     def capture(self) -> CapturedItem:
-        return CapturedItem(self.type, self.plain, tuple(self.tensors))
+        return CapturedItem(self.type, self.plain, tuple(self.tensors), self.division)
 
 
 def box(name: str, whole: bytes, start: int, stop: int, *, is_leaders: bool = False) -> CapturedTensor:

@@ -126,6 +126,24 @@ def test_an_item_of_some_ranks_only_is_stored_by_those() -> None:
     assert [whole(job.storage, manifest, "model", f"w{rank}") for rank in range(3)] == [weights_at(r) for r in range(3)]
 
 
+@pytest.mark.parametrize("says_so", [{0, 1, 2}, {0}, {2}])
+def test_a_distributed_tensor_that_one_rank_holds_whole_and_others_not_at_all_is_no_rank_s_own(
+    says_so: set[int],
+) -> None:
+    """Spec: F7.1, F7.6"""
+
+    def holds(rank: int, world_size: int, step: int) -> list[Held]:
+        tensors = [box("t", b"abcd", 0, 4)] if rank == 1 else []
+        return [Held("own", "plain", {"of": "t"}, tensors, "in rows" if rank in says_so else ""), Held("b", "plain")]
+
+    job, (manifest,) = saved(3, holds, 10)
+    assert (manifest.items["own"].kind, manifest.items["b"].kind) == ("replicated", "global")
+    found = indexes(job.storage, manifest)
+    assert ["own" in index.items for index in found] == [True, False, False]
+    assert whole(job.storage, manifest, "own", "t") == b"abcd"
+    assert manifest.mesh == {"own": ["in rows"] if len(says_so) == 3 else ["", "in rows"]}
+
+
 def test_a_rank_with_an_empty_part_takes_part() -> None:
     """Spec: C2.1"""
 
