@@ -27,6 +27,7 @@ from safepoint.progress import Progress
 from safepoint.restoring.restore import Restored
 from safepoint.restoring.validate import SavedState
 from safepoint.saving.capture import Snapshot, capture
+from safepoint.state.afterwards import Afterwards
 from safepoint.state.environment import describe
 from safepoint.state.item import Item
 from safepoint.state.placement import undisturbed_streams
@@ -118,6 +119,7 @@ class Circumstances:
         self._schedulers: dict[str, Counted] = {}
         self._schedules: dict[str, int | None] = {}
         self._late: set[str] = set()
+        self.afterwards = Afterwards(with_tensors=world_size == 1)
         # At which step the streams of an item were last derived for another number of ranks.
         self._derived: dict[str, int] = {}
         self._warned: set[str] = set()
@@ -209,6 +211,7 @@ class Circumstances:
         self._saved_accumulation = None if manifest is None else manifest.conditions.accumulation
         self._short = None
         self._late.clear()
+        self.afterwards.forget()
         self._derived = {} if restored.saved is None else _derivations(restored.saved)
         self._boundary.begin_at(
             Progress() if manifest is None else _progress_of(manifest.progress),
@@ -254,6 +257,10 @@ class Circumstances:
         """
         if not self._boundary.progress.epoch_end_due:
             self._late |= self._moved_schedules()
+
+    def watch_afterwards(self) -> None:
+        """Look from a save on at what moves before the next batch: a resumed run does not do it."""
+        self.afterwards.watch(self._registry.objects)
 
     def _check_counts(self, manifest: Manifest) -> None:
         for name, saved in manifest.conditions.counts.items():
@@ -302,7 +309,7 @@ class Circumstances:
             self._late |= self._moved_schedules()
         for name in sorted(self._late):
             reasons[f"{name}.late"] = f"{name!r} was stepped after after_update(); step it before"
-        return reasons
+        return {**reasons, **self.afterwards.reasons}
 
     def _tells_position(self) -> bool:
         """Return whether an item or a pass has told a position in the data; only they count epochs."""

@@ -30,7 +30,7 @@ WORDS = frozenset(
 DERIVED = ".derived"
 # How a remedy begins as long as no live object was written to; a restore that has written says so in its place.
 UNCHANGED = "Nothing was changed."
-_SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data", "rng": "same_data"}
+_SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data", "rng": "same_data", "rng.late": "same_data"}
 # Stands in an optimizer's configuration for what its schedule decides.
 LEFT = "left to the schedule"
 _VERSIONS = frozenset({"python", "implementation", "torch", "numpy", "cuda", "hip", "cudnn", "safepoint"})

@@ -75,6 +75,8 @@ class DueSaves:
     def save(self, handle: SaveHandle) -> SaveHandle:
         """Save the boundary on which we stand."""
         self._saver.save(self._session(), self._snapshot, handle, on_agreed=self._show_totals)
+        if self._boundary.is_within_epoch:
+            self._circumstances.watch_afterwards()
         return handle
 
     def before_step(self) -> None:
@@ -82,11 +84,14 @@ class DueSaves:
         self._check_nothing_is_late("an optimizer is about to step")
         if not self._boundary.goes_on:
             self._circumstances.check_schedules()
+        self._circumstances.afterwards.leave()
 
     def before_batch(self) -> None:
         """Look at what was done since the boundary, before a loader gives its next batch."""
         if not self._boundary.open_because():
             self._circumstances.check_schedules()
+            self._circumstances.afterwards.check(self._boundary.progress.step)
+        self._circumstances.afterwards.leave()
 
     def before_handing(self, loader: object) -> None:
         """Make ready for a batch of safepoint's own loader, whoever iterates it."""
