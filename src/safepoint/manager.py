@@ -114,7 +114,6 @@ class CheckpointManager:
         self._contract, self._reads_back = (contract := contract or Contract()), read_back
         self._probe, plain = as_probe(probe), encode_plain(config, path="config")
         self._group = group = find_group(ambient=ambient, process_group=process_group, deadline_s=deadline_s)
-        self._ranks = Ranks(group, deadline_s=restore_deadline_s)
         self._registry, ranks = (registry := Registry()), group.world_size
         self._evidence = Evidence.find(self._ambient, self._registry.items)
         self._saver = Saver(
@@ -129,7 +128,7 @@ class CheckpointManager:
             compares_every=compares_every,
             refuses_difference=on_disagreement == "refuse",
         )
-        self._monitor = StepMonitor(self._registry.optimizers)
+        self._ranks, self._monitor = Ranks(group, deadline_s=restore_deadline_s), StepMonitor(registry.optimizers)
         self._boundary = boundary = Boundary(self._monitor, world_size=ranks)
         self._placement, self._restored = StreamPlacement(), Restored()
         self._circumstances = circumstances = Circumstances(
