@@ -182,7 +182,7 @@ class Boundary:
             samples: What this rank consumed; None takes the loader's own count.
             batches: How many batches belong to the update; None for all that were handed out.
         """
-        check_whole(samples=samples, tokens=tokens, batches=batches)
+        check_whole(samples=0 if samples is None else samples, tokens=tokens, batches=0 if batches is None else batches)
         if batches is not None:
             check_cursors(self._positions, self._cursors)
         if self.progress.epoch_end_due and not self._has_leftover:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from safepoint.errors import RequestError
 
+# So that no total of a run leaves the 63 bits that a checkpoint has for it.
+MOST_PER_UPDATE = 1 << 40
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -54,11 +57,12 @@ class Consumed:
         )
 
 
-def check_whole(**numbers: int | None) -> None:
-    """Raise `RequestError` for what an update cannot count; None is no number."""
+def check_whole(**numbers: object) -> None:
+    """Raise `RequestError` for what an update cannot count."""
     for name, number in numbers.items():
-        if number is not None and (type(number) is not int or number < 0):
-            raise RequestError("an update counts whole things", where=name, found=repr(number))
+        if type(number) is not int or not 0 <= number <= MOST_PER_UPDATE:
+            expected = f"an int from 0 to {MOST_PER_UPDATE}"
+            raise RequestError("an update counts whole things", where=name, expected=expected, found=repr(number))
 
 
 def totals_of(parts: Sequence[Consumed]) -> tuple[int, int]:

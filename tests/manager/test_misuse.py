@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -357,3 +358,18 @@ def test_a_write_from_another_thread_while_the_state_is_copied_publishes_nothing
     monkeypatch.undo()
     manager.close()
     assert [one.step for one in sp.open_run(tmp_path).checkpoints()] == [0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 2**63}, {"tokens": None}, {"batches": -1}, {"samples": True}, {"tokens": 1.0}]
+)
+def test_a_count_that_no_checkpoint_could_hold_is_refused_before_it_is_counted(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    with sp.CheckpointManager(tmp_path, {"loop": {"n": 0}}) as manager:
+        with pytest.raises(sp.RequestError, match=f"counts whole things.*{next(iter(wrong))}"):
+            manager.after_update(**wrong)
+        assert manager.progress.step == 0
+        manager.after_update(samples=2**40)
+        manager.save()
+    assert [one.step for one in sp.open_run(tmp_path).checkpoints()] == [1]
