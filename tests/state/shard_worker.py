@@ -61,7 +61,8 @@ def what_ranks_capture_is_the_whole() -> None:
             )
             is_same = torch.equal(found, value) or name.startswith("norm.running")
             assert is_same and found.dtype == value.dtype, (way, name, key)
-        assert checkpoint.leaders == {"norm.running_mean", "norm.running_var"}, way
+        handed_out = {"norm.running_mean", "norm.running_var"} if way == "ddp" else set()
+        assert checkpoint.leaders == handed_out, way
 
 
 def a_saving_run_ends_like_one_that_never_saves() -> None:

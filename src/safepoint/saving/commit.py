@@ -172,7 +172,8 @@ def _decide(
     if save.division is None:
         raise InternalError("a rank that does not lead cannot publish", where=save.generation)
     clock.enter("check")
-    difference = find_difference(sums, save.division, doubts.sets) if sums is not None else ""
+    found = find_difference(sums, save.division, doubts.sets) if sums is not None else ""
+    difference = "; ".join(filter(None, [save.noted, found]))
     agreement = _agreement(context, save, save.division, difference, doubts)
     voted = tuple(reference for ballot in ballots for reference in ballot.objects)
     patience_s = context.deadline_s if context.group.world_size > 1 else 0.0
@@ -208,7 +209,8 @@ def _agreement(context: SaveContext, save: StagedSave, division: Division, diffe
         raise AbortedError(
             "ranks that hold the same tensor hold different values",
             where=difference,
-            remedy="Find what changed it on one rank alone, or go back to the last checkpoint on all ranks.",
+            remedy="Find what changed it on one rank alone, or go back to the last checkpoint on all ranks. Where it "
+            "is a buffer that DistributedDataParallel hands out, register that wrapper in place of the module in it.",
         )
     if difference:
         _log.warning(

@@ -40,13 +40,17 @@ class SaveContext:
 
 @dataclass(frozen=True, slots=True)
 class StagedSave:
-    """Hold a save whose copy is complete: live memory is not read again. `division` is there on the leader only."""
+    """Hold a save whose copy is complete: live memory is not read again.
+
+    `division` is there on the leader only; `noted` is the first entry of the plain trees that ranks hold differently.
+    """
 
     plan: Plan
     snapshot: Snapshot
     staged: StagedRank
     division: Division | None
     sums: tuple[ReplicaSums, ...]
+    noted: str
     timings_s: dict[str, float]
 
     @property

@@ -8,7 +8,7 @@ Spec: C5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -65,10 +65,9 @@ def find_difference(messages: Sequence[bytes], division: Division, sets: Sequenc
         by_rank = {rank: told[rank].get(str(number), {}) for rank in division.holders[number]}
         boxes = sorted({box for sums in by_rank.values() for box in sums})
         for box in boxes:
-            groups = _groups({rank: sums.get(box) for rank, sums in by_rank.items()})
-            if len(groups) > 1:
-                sides = [f"{_ranks(ranks)}" for ranks in groups]
-                return f"{box}: {' unlike '.join(sides)}"
+            found = {rank: sums.get(box) for rank, sums in by_rank.items()}
+            if len(set(found.values())) > 1:
+                return f"{box}: {describe_sides(found)}"
     return "none: the checksums agree, and their digests did not"
 
 
@@ -80,12 +79,12 @@ def describe_agreement(division: Division, difference: str, *, is_leaders_own: b
     return f"{text}, but for buffers, of which the lowest rank's are stored" if is_leaders_own else text
 
 
-def _groups(sums: Mapping[int, int | None]) -> list[list[int]]:
-    """Return the ranks that hold the same, the lowest first."""
-    groups: dict[int | None, list[int]] = {}
-    for rank, value in sorted(sums.items()):
-        groups.setdefault(value, []).append(rank)
-    return list(groups.values())
+def describe_sides(values: Mapping[int, Hashable]) -> str:
+    """Return for people which ranks hold the same, the lowest first."""
+    sides: dict[Hashable, list[int]] = {}
+    for rank in sorted(values):
+        sides.setdefault(values[rank], []).append(rank)
+    return " unlike ".join(map(_ranks, sides.values()))
 
 
 def _ranks(ranks: Sequence[int]) -> str:

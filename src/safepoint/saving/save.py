@@ -25,6 +25,7 @@ from safepoint.joining.claim import check_not_fenced, loss_of_run
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.commit import explained, settle
 from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
+from safepoint.saving.entries import compare_entries
 from safepoint.saving.pieces import ReplicaSums, cut_pieces, sum_replicas
 from safepoint.saving.plan import UNKNOWN, Agreed, Plan
 from safepoint.saving.stage import Place, StagedRank, stage
@@ -51,6 +52,13 @@ def begin(context: SaveContext, snapshot: Callable[[], Snapshot]) -> StagedSave:
         clock.enter("meet")
     agreed = context.planner.agree(context.claim.incarnation, snapshot, lambda step: _name(context, step))
     context.on_agreed(agreed.snapshot)
+    try:
+        noted = compare_entries(
+            context.group, agreed, refuses=context.refuses_difference, deadline_s=context.deadline_s
+        )
+    except SafepointError:
+        context.planner.use_up(f"save/{agreed.plan.generation}")
+        raise
     sums: tuple[ReplicaSums, ...] = ()
     try:
         if agreed.plan.compares:
@@ -64,7 +72,7 @@ def begin(context: SaveContext, snapshot: Callable[[], Snapshot]) -> StagedSave:
             raise
         raise _refuse(context, agreed.plan, exc) from exc
     clock.leave()
-    return StagedSave(agreed.plan, agreed.snapshot, staged, agreed.division, sums, clock.timings_s)
+    return StagedSave(agreed.plan, agreed.snapshot, staged, agreed.division, sums, noted, clock.timings_s)
 
 
 def finish(context: SaveContext, save: StagedSave) -> SaveResult:

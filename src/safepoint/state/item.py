@@ -136,12 +136,14 @@ class CapturedItem:
     `division` tells in a line how its distributed tensors are divided over ranks, those of which this rank holds no
     box among them; empty if it has none. Equal texts are equal divisions. An optimizer says nothing of it: its state
     is divided as its parameters are.
+    `leaders` are the entries of the tree that may differ between ranks as `CapturedTensor.is_leaders` says.
     """
 
     type: str
     plain: object
     tensors: tuple[CapturedTensor, ...] = ()
     division: str = ""
+    leaders: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

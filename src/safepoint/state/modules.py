@@ -7,8 +7,8 @@
 3. Non-persistent buffers are stored and restored like the others.
 4. Tensors are tied if they are the same object or the same view of the same memory, never if they have no bytes. They
    are stored once, with all their names.
-5. Buffers that every rank has for itself, such as those of BatchNorm, may differ at any boundary, because DDP hands out
-   the leader's before each forward pass; the leader's are the state.
+5. Buffers below a DistributedDataParallel that hands out the leader's before each forward pass may differ between ranks
+   at any boundary; the leader's are the state. Any other buffer must be the same on all ranks that have it.
 6. `training` flags are recorded relative to the root's and compared; they are never restored.
 """
 
@@ -24,7 +24,7 @@ from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
 from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
 from safepoint.state.module_tree import EXTRA_STATE, SavedEntry, SavedModule, parse_module
-from safepoint.state.names import Slot, class_of, reshard, walk_modules, walk_slots, wrapped_key
+from safepoint.state.names import Slot, class_of, handed_out_buffers, reshard, walk_modules, walk_slots, wrapped_key
 from safepoint.state.own_state import refuse_own_state
 from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
 from safepoint.state.places import segment
@@ -62,13 +62,16 @@ class ModuleItem:
         entries: dict[str, object] = {}
         tensors: list[tuple[str, torch.Tensor]] = []
         leaders: set[str] = set()
+        of_leader: set[str] = set()
+        handed_out = handed_out_buffers(self._module)
         for group in _tied(walk_slots(self._module)):
             first = group[0]
             assert first.tensor is not None
             value, named = describe(first.tensor, segment(first.name), f"{self._name}.{first.name}")
             tensors += named
-            if first.kind == "buffer":
+            if any(id(slot.tensor) in handed_out for slot in group):
                 leaders.update(name for name, _ in named)
+                of_leader.add(first.name)
             entries[first.name] = {
                 "kind": first.kind,
                 "persistent": first.is_persistent,
@@ -81,7 +84,7 @@ class ModuleItem:
         plain = {"entries": entries, "extra": extra, "training": self._deviating()}
         tensors += named
         boxes = captured(tensors, self._name, leaders=leaders)
-        return CapturedItem(self.type, plain, boxes, division_of(tensors))
+        return CapturedItem(self.type, plain, boxes, division_of(tensors), frozenset(of_leader))
 
     def structure(self) -> list[dict[str, object]]:
         """Return what the manifest's digest of the model covers.

@@ -22,10 +22,11 @@ import torch
 
 from safepoint.errors import RequestError
 
+_SPREADING = ("torch.nn.parallel.distributed", "DistributedDataParallel")
 # The attribute under which each wrapper keeps the module it wraps. By name, because importing these classes is slow and
 # some of them need a torch built with distributed support.
 _WRAPPERS = {
-    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    _SPREADING: "module",
     ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
@@ -69,6 +70,18 @@ def reshard(root: torch.nn.Module) -> None:
         if any(kind.__qualname__ == "FSDPModule" and _is_of_distributed(kind) for kind in type(module).__mro__):
             sharded: Any = module
             sharded.reshard()
+
+
+def handed_out_buffers(root: torch.nn.Module) -> set[int]:
+    """Return the ids of the buffers that a DistributedDataParallel spreads from its leader before each forward pass."""
+    found: set[int] = set()
+    for module in root.modules():
+        kinds = [(kind.__module__, kind.__qualname__) for kind in type(module).__mro__]
+        if _SPREADING in kinds and getattr(module, "broadcast_buffers", False):
+            spreading: Any = module
+            named = spreading.module.named_buffers()
+            found.update(id(one) for name, one in named if name not in spreading.parameters_to_ignore)
+    return found
 
 
 def class_of(module: torch.nn.Module) -> type:

@@ -21,7 +21,7 @@ from safepoint.state.item import CapturedTensor, Item, TensorSpec
 class SnapshotItem:
     """Hold one item: its type, its plain tree in JSON form, and the tensors that still lie in live memory.
 
-    `division` is as in `CapturedItem`.
+    `division` and `leaders` are as in `CapturedItem`.
     """
 
     name: str
@@ -29,6 +29,7 @@ class SnapshotItem:
     plain: Any
     tensors: tuple[CapturedTensor, ...]
     division: str = ""
+    leaders: frozenset[str] = frozenset()
 
 
 def capture_item(item: Item) -> SnapshotItem:
@@ -39,7 +40,7 @@ def capture_item(item: Item) -> SnapshotItem:
     """
     captured = item.capture()
     plain = encode_plain(captured.plain, path=item.name)
-    return SnapshotItem(item.name, captured.type, plain, captured.tensors, captured.division)
+    return SnapshotItem(item.name, captured.type, plain, captured.tensors, captured.division, captured.leaders)
 
 
 def digest_chunks(spec: TensorSpec, data: memoryview, *, begin: int = 0) -> tuple[Chunk, ...]:
