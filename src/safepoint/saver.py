@@ -18,12 +18,14 @@ from safepoint.errors import (
     AbortedError,
     FencedError,
     InternalError,
+    LeaderLostError,
     OutcomeUnknownError,
     SafepointError,
     StorageError,
     TornSnapshotError,
 )
 from safepoint.evidence import Evidence
+from safepoint.group.agreement import lead
 from safepoint.group.base import Group
 from safepoint.joining.follower import RankSession
 from safepoint.retention.policy import Keep
@@ -38,6 +40,7 @@ from safepoint.schedule import DueClock, Schedule
 from safepoint.storage.base import Storage
 
 TOLERATED_FAILURES = 2
+_LONGEST_SWEEP_S = 1800.0
 
 _log = logging.getLogger(__name__)
 
@@ -221,9 +224,25 @@ class Saver:
             raise
         if self._group.rank == 0:
             session.journal.event("committed", generation=result.generation, step=result.step)
-            self._retain(session)
+        self._retain_together(session, result.generation)
         self._evidence.tell("committed", step=result.step, generation=result.generation)
         return result
+
+    def _retain_together(self, session: RankSession, generation: str) -> None:
+        """Delete on the leader, while the other ranks wait here and not in a collective, which has a time-out."""
+
+        def act() -> bytes:
+            self._retain(session)
+            return b""
+
+        if self._group.world_size == 1:
+            self._retain(session)
+            return
+        try:
+            lead(self._group, f"save/{generation}/swept", act, deadline_s=_LONGEST_SWEEP_S)
+        except LeaderLostError as exc:
+            # The checkpoint is committed; what the leader has deleted is not for this rank to know.
+            _log.warning("the leader was not heard of after a save: %s", exc)
 
     def _retain(self, session: RankSession) -> None:
         report = retain(

@@ -1,12 +1,15 @@
-"""Managers of several ranks, as threads: what fails on one rank alone fails the restore of all, at once."""
+"""Managers of several ranks, as threads: what concerns one rank alone concerns all, at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import safepoint as sp
+from safepoint import saver
+from safepoint.ambient import Ambient
 from safepoint.group.base import Group
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.ranks import RankThread, RankThreads
@@ -67,3 +70,28 @@ def test_a_restore_waits_as_long_as_it_was_told(errors_of: Callable[[Act], list[
     error, gone = errors_of(lambda manager, rank: None if rank else manager.restore())
     assert gone is None
     assert isinstance(error, sp.AbortedError) and "within 500 s" in str(error) and "rank 1" in str(error)
+
+
+def test_no_rank_trains_on_while_the_leader_deletes(
+    errors_of: Callable[[Act], list[BaseException | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for it in a collective, whose time-out may be shorter."""
+    took_s = 20.0
+    seen_s: dict[int, tuple[float, float]] = {}
+    retain = saver.retain
+
+    def slow(*args: Any, ambient: Ambient, **rest: Any) -> Any:
+        ambient.sleep(took_s)
+        return retain(*args, ambient=ambient, **rest)
+
+    monkeypatch.setattr(saver, "retain", slow)
+
+    def act(manager: sp.CheckpointManager, rank: int) -> None:
+        manager.restore()
+        manager.after_update()
+        began_s = manager._ambient.monotonic()
+        manager.save()
+        seen_s[rank] = began_s, manager._ambient.monotonic()
+
+    assert errors_of(act) == [None, None]
+    assert all(seen - began >= took_s for began, seen in seen_s.values())
