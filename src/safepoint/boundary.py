@@ -15,7 +15,6 @@ from typing import cast
 from safepoint.data.cursor import Cursor
 from safepoint.data.sampler import ResumableSampler
 from safepoint.passes import (
-    LOADER_PARTS,
     Loader,
     Pass,
     Position,
@@ -26,6 +25,7 @@ from safepoint.passes import (
     handed_out,
     held_samples,
     length_of,
+    parts_in_step,
 )
 from safepoint.progress import Consumed, Progress, check_whole
 from safepoint.state.steps import StepMonitor
@@ -387,7 +387,7 @@ class Boundary:
             self._untold += 0 if one.is_told else one.handed
 
     def _is_part_of_item(self, loader: object) -> bool:
-        return self._is_item(loader, *(getattr(loader, name, None) for name in LOADER_PARTS))
+        return self._is_item(loader, *parts_in_step(loader))
 
     def _is_item(self, *parts: object) -> bool:
         return any(entry is part for entry in self._entries for part in parts)

@@ -10,7 +10,7 @@ from safepoint.data.cursor import Cursor
 from safepoint.data.sampler import ResumableSampler
 from safepoint.errors import RequestError
 
-LOADER_PARTS = ("dataset", "sampler", "batch_sampler")
+_PARTS = ("dataset", "sampler", "batch_sampler")
 
 
 @runtime_checkable
@@ -57,6 +57,17 @@ class Pass:
     is_told: bool = False
     handed: int = 0
     in_all: int = 0
+
+
+def parts_in_step(loader: object) -> list[object]:
+    """Return the parts of a loader whose position is that of its batches.
+
+    With workers, only that of safepoint's own sampler is: other samplers run ahead, and data sets are read in copies.
+    """
+    parts = [getattr(loader, name, None) for name in _PARTS]
+    if getattr(loader, "num_workers", 0):
+        return [part for part in parts if isinstance(part, ResumableSampler)]
+    return parts
 
 
 def handed_out(positions: Iterable[Position]) -> int:
