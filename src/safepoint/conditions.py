@@ -364,12 +364,16 @@ def as_numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     Raises:
         RequestError: One is no number, nor a tensor of one element.
     """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise RequestError(
+            "metrics are numbers by name", where="metrics", found=f"{type(metrics).__name__} {metrics!r:.80}"
+        )
     numbers = {}
     for name, value in (metrics or {}).items():
         try:
             # A tensor that still has its graph warns when it becomes a number.
             numbers[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, RuntimeError) as exc:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as exc:
             found = f"{type(value).__name__}: {exc}"
             raise RequestError("a metric is not a number", where=str(name), found=found) from exc
     return numbers

@@ -20,6 +20,7 @@ from safepoint.ambient import Ambient
 from safepoint.errors import RequestError
 from safepoint.state.item import STREAMS_ITEM, Item
 from safepoint.state.snapshot import capture_item, digest_state
+from safepoint.storage.url import text_of
 
 PIPES_VARIABLE = "SAFEPOINT_WATCH"
 RANK_VARIABLE = "RANK"
@@ -101,7 +102,7 @@ class Evidence:
 def watched_url(url: str | os.PathLike[str], ambient: Ambient) -> str:
     """Return where a run lies: at its own URL, or in the watcher's folder under the URL's last part."""
     root = ambient.variable(ROOT_VARIABLE)
-    text = os.fspath(url)
+    text = text_of(url)
     return os.path.join(root, text.rstrip("/").rsplit("/", 1)[-1] or "run") if root else text
 
 

@@ -19,10 +19,26 @@ _LATE_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """State when a save is due. None leaves that side out."""
+    """State when a save is due. None leaves that side out.
+
+    Raises:
+        RequestError: A number is not positive.
+    """
 
     updates: int | None = None
     minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        updates, minutes = self.updates, self.minutes
+        if updates is not None and (type(updates) is not int or updates < 1):
+            raise RequestError(
+                "a schedule counts whole updates", where="updates", expected="1 or more", found=repr(updates)
+            )
+        is_time = isinstance(minutes, int | float) and not isinstance(minutes, bool)
+        if minutes is not None and not (is_time and minutes > 0):
+            raise RequestError(
+                "a schedule's time is positive", where="minutes", expected="more than 0", found=repr(minutes)
+            )
 
     def is_due(self, *, step: int, last_step: int, seconds: float) -> bool:
         """Return whether a save is due at a boundary.
@@ -122,12 +138,4 @@ def every(*, updates: int | None = None, minutes: float | None = None) -> Schedu
     """
     if updates is None and minutes is None:
         raise RequestError("a schedule says when to save", expected="every(updates=...) or every(minutes=...)")
-    if updates is not None and (type(updates) is not int or updates < 1):
-        raise RequestError(
-            "a schedule counts whole updates", where="updates", expected="1 or more", found=repr(updates)
-        )
-    if minutes is not None and not minutes > 0:
-        raise RequestError(
-            "a schedule's time is positive", where="minutes", expected="more than 0", found=repr(minutes)
-        )
     return Schedule(updates, minutes)

@@ -69,9 +69,13 @@ def choose(*, skip: Iterable[str], items: Iterable[str] | None, late: Iterable[s
 
 
 def _names(option: str, names: Iterable[str]) -> frozenset[str]:
-    if isinstance(names, str):
-        raise _wrong(option, f"a collection of item names, such as {{{names!r}}}", names)
-    return frozenset(names)
+    example = names if isinstance(names, str) else "model"
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise _wrong(option, f"a collection of item names, such as {{{example!r}}}", names)
+    listed = list(names)
+    if not all(isinstance(name, str) for name in listed):
+        raise _wrong(option, f"a collection of item names, such as {{{example!r}}}", listed)
+    return frozenset(listed)
 
 
 def _wrong(name: str, expected: str, found: object) -> RequestError:

@@ -37,7 +37,7 @@ class Wish:
     `required` finding nothing is an error.
 
     Raises:
-        RequestError: `branch` without a step: which branch is meant is not for us to pick.
+        RequestError: The step is no number, or `branch` comes without one: which branch is meant is not for us to pick.
     """
 
     step: int | None = None
@@ -45,6 +45,8 @@ class Wish:
     required: bool = False
 
     def __post_init__(self) -> None:
+        if self.step is not None and (type(self.step) is not int or self.step < 0):
+            raise RequestError("a step is a number of updates", where="step", expected="an int", found=repr(self.step))
         if self.branch and self.step is None:
             raise RequestError(
                 "a restore goes back on purpose, and no step is named",

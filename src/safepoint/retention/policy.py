@@ -24,11 +24,26 @@ Best = tuple[str, Literal["min", "max"]]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """State what is kept; see `keep`."""
+    """State what is kept; see `keep`.
+
+    Raises:
+        RequestError: A value is out of range.
+    """
 
     last: int
     every: int | None = None
     best: Best | None = None
+
+    def __post_init__(self) -> None:
+        best = self.best
+        if not _is_count(self.last):
+            raise _unusable("last", "1 or more", self.last)
+        if self.every is not None and not _is_count(self.every):
+            raise _unusable("every", "1 or more", self.every)
+        if best is not None and not (
+            isinstance(best, tuple) and len(best) == 2 and isinstance(best[0], str) and best[1] in ("min", "max")
+        ):
+            raise _unusable("best", "(name, 'min' or 'max')", best)
 
 
 def keep(last: int = 3, *, best: Best | None = None, every: int | None = None) -> Keep:
@@ -45,14 +60,6 @@ def keep(last: int = 3, *, best: Best | None = None, every: int | None = None) -
     Raises:
         RequestError: A value is out of range.
     """
-    if not _is_count(last):
-        raise _unusable("last", "1 or more", last)
-    if every is not None and not _is_count(every):
-        raise _unusable("every", "1 or more", every)
-    if best is not None and not (
-        isinstance(best, tuple) and len(best) == 2 and isinstance(best[0], str) and best[1] in ("min", "max")
-    ):
-        raise _unusable("best", "(name, 'min' or 'max')", best)
     return Keep(last, every, best)
 
 

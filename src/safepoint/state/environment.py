@@ -54,17 +54,20 @@ def _device_kinds(objects: Iterable[object]) -> set[str]:
 
 
 def _tensors_of(entry: object) -> Iterator[torch.Tensor]:
-    if isinstance(entry, torch.nn.Module):
-        yield from entry.parameters()
-        yield from entry.buffers()
-    elif isinstance(entry, torch.optim.Optimizer):
-        for group in entry.param_groups:
-            yield from group["params"]
-    elif isinstance(entry, torch.Tensor):
-        yield entry
-    elif isinstance(entry, dict | list | tuple):
-        for element in entry.values() if isinstance(entry, dict) else entry:
-            yield from _tensors_of(element)
+    waiting, seen = [entry], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, torch.nn.Module):
+            yield from one.parameters()
+            yield from one.buffers()
+        elif isinstance(one, torch.optim.Optimizer):
+            waiting += [parameter for group in one.param_groups for parameter in group["params"]]
+        elif isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, dict | list | tuple) and id(one) not in seen:
+            # A container may hold itself; that is refused where it is to be stored.
+            seen.add(id(one))
+            waiting += one.values() if isinstance(one, dict) else one
 
 
 def _attention_kernels() -> list[str]:

@@ -19,10 +19,21 @@ class Probe:
         function: Takes nothing and returns a number or a dict of numbers (0-dim tensors too). It must leave the state
             as it is: evaluation mode, no gradients. The random streams are put back for it.
         tolerance: Largest relative difference that is still equal; 0 asks for the same bits.
+
+    Raises:
+        RequestError: The function is none, or the tolerance is negative.
     """
 
     function: Callable[[], Any]
     tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise RequestError("a probe is a function that returns numbers", found=type(self.function).__name__)
+        if not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:
+            raise RequestError(
+                "a probe's tolerance is a relative difference", expected="0 or more", found=repr(self.tolerance)
+            )
 
     def measure(self) -> dict[str, float]:
         """Return the numbers, exactly as floats."""
@@ -58,6 +69,4 @@ def as_probe(entry: object) -> Probe | None:
     """Return a probe from what a user gives: a `Probe`, a function, or nothing."""
     if entry is None or isinstance(entry, Probe):
         return entry
-    if callable(entry):
-        return Probe(entry)
-    raise RequestError("a probe is a function that returns numbers", found=type(entry).__name__)
+    return Probe(entry)  # type: ignore[arg-type]  # what is no function is refused there

@@ -24,9 +24,7 @@ def open_storage(url: str | os.PathLike[str], *, ambient: Ambient | None = None)
     A plain path or ``file:///absolute/path`` is a folder. ``memory://`` is a fresh, empty storage at each call: no two
     calls share one. ``s3://``, ``gs://`` and ``az://`` are a `RequestError` in this version.
     """
-    text = os.fspath(url)
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise RequestError("a run has no usable path", where=repr(text), expected="a path or a URL as text")
+    text = text_of(url)
     if _SQUEEZED_SCHEME.match(text):
         raise RequestError("a URL lost a slash, as pathlib does to it", where=text, remedy="Pass the URL as a string.")
     match = _SCHEME.match(text)
@@ -50,6 +48,18 @@ def open_storage(url: str | os.PathLike[str], *, ambient: Ambient | None = None)
         expected="a path, file:// or memory://",
         found=f"{scheme}://",
     )
+
+
+def text_of(url: object) -> str:
+    """Return a path or URL as text.
+
+    Raises:
+        RequestError: It is none.
+    """
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else ""
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise RequestError("a run has no usable path", where=repr(url), expected="a path or a URL as text")
+    return text
 
 
 def parse_source(text: str) -> tuple[str, int | None]:
