@@ -43,7 +43,7 @@ def samples_of_first_epoch(starts: tuple[Start, ...]) -> list[int]:
     return list(chain.from_iterable(last_made[step] for step in range(1, UPDATES_PER_EPOCH + 1)))
 
 
-@each_example
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.soak)])
 def test_a_job_of_two_ranks_goes_on_as_itself_and_then_as_one_process(tmp_path: Path, name: str) -> None:
     two = make_stage(tmp_path, name, *(["--background"] if name == "fsdp" else []), ranks=2)
     alone = replace(two, command=(sys.executable, *two.command), ranks=0)
