@@ -38,7 +38,7 @@ class Boundary:
         self.progress = Progress()
         self.consumed = Consumed()
         self._has_ranks = world_size > 1
-        self.leaves_epochs_open = False
+        self.leaves_epochs_open = self.has_moved = False
         self.longest_window = 0
         self.epoch_batches = 0
         self.restores = 0
@@ -62,7 +62,6 @@ class Boundary:
         self._before: Pass | None = None
         self._is_training = self._is_pass_over = self._has_leftover = self._is_carried = False
         self._counted_before = (0, 0)
-        self.has_moved = False
 
     def watch(self, name: str, item: object) -> None:
         """Note a registered object, and commit its position at each boundary, if it has one."""
@@ -102,6 +101,7 @@ class Boundary:
         self._cursors = committed_offsets(self._positions)
         self._ahead = {}
         self._foreign_in_epoch = counts.get("foreign_in_epoch", 0)
+        self.has_moved = bool(counts) and bool(counts.get("has_moved", True))
         self._last_is_out = self._last_keeps_itself = bool(counts.get("end_is_open"))
         self._is_resumed_at_end = progress.epoch_end_due
         self._microbatches = self._dropped = self._foreign_handed = self.ahead = 0
@@ -115,6 +115,7 @@ class Boundary:
             "batches_ahead": self.ahead,
             "foreign_in_epoch": self._foreign_in_epoch,
             "end_is_open": int(self.end_is_open),
+            "has_moved": int(self.has_moved),
         }
 
     @property
