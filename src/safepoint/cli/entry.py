@@ -15,15 +15,10 @@ from typing import Annotated
 
 import typer
 
-import safepoint.cli.demo as demo
-import safepoint.cli.diff as diff
-import safepoint.cli.drill as drill
-import safepoint.cli.ls as ls
-import safepoint.cli.prune as prune
-import safepoint.cli.show as show
-import safepoint.cli.verify as verify
 from safepoint import __version__
 from safepoint.errors import InternalError, SafepointError, StorageError
+
+COMMANDS = ("ls", "show", "verify", "diff", "prune", "drill", "demo")
 
 _TRACEBACK = "--traceback"
 # What a shell tells of a tool that a broken pipe has ended: 128 and the number of the signal.
@@ -67,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return InternalError.exit_code
 
 
-def make_app() -> typer.Typer:
-    """Return the application with all its commands."""
+def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
+    """Return the application with all its commands, or with some."""
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
@@ -77,14 +72,35 @@ def make_app() -> typer.Typer:
         help="Look at training runs, check them, and rehearse their failure.",
     )
     app.callback()(_options)
-    for command in (ls, show, verify, diff, prune, drill, demo):
-        command.register(app)
+    for command in commands:
+        _register(command, app)
     return app
 
 
+def _register(command: str, app: typer.Typer) -> None:
+    """Import the module of one command and add it."""
+    if command == "ls":
+        from safepoint.cli.ls import register
+    elif command == "show":
+        from safepoint.cli.show import register
+    elif command == "verify":
+        from safepoint.cli.verify import register
+    elif command == "diff":
+        from safepoint.cli.diff import register
+    elif command == "prune":
+        from safepoint.cli.prune import register
+    elif command == "drill":
+        from safepoint.cli.drill import register
+    else:
+        from safepoint.cli.demo import register
+    register(app)
+
+
 def _run(words: list[str]) -> int:
+    # The other commands' modules would take longer to import than a reading command takes to answer.
+    app = make_app(words[:1]) if words[:1] and words[0] in COMMANDS else make_app()
     try:
-        typer.main.get_command(make_app()).main(args=words, prog_name="safepoint")
+        typer.main.get_command(app).main(args=words, prog_name="safepoint")
     except SystemExit as exc:
         # typer makes an exit code of a broken pipe that here means that a check does not hold.
         if isinstance(exc.__context__, BrokenPipeError):
