@@ -315,19 +315,20 @@ class Circumstances:
         """Return whether an item or a pass has told a position in the data; only they count epochs."""
         counts, progress = self._boundary.counts(), self._boundary.progress
         passes = progress.epoch or progress.epoch_end_due or counts["foreign_in_epoch"]
-        return bool(passes) or self._boundary.has_moved or self._has_loader(with_position=False)
+        # Of an input that keeps its position to itself, nobody sees whether it moves.
+        keeps_to_itself = any(not isinstance(one, Position) for one in self._inputs())
+        return bool(passes) or self._boundary.has_moved or keeps_to_itself
 
     def _has_position(self, manifest: Manifest) -> bool:
         """Return whether the saved run told a position in its data."""
         saved = manifest.progress
         passes = saved.epoch or saved.epoch_end_due or manifest.conditions.counts.get("foreign_in_epoch", 0)
-        return bool(passes) or self._has_loader(with_position=True) or self._has_loader(with_position=False)
+        return bool(passes) or bool(self._inputs())
 
-    def _has_loader(self, *, with_position: bool) -> bool:
-        """Return whether an item has a position that can be seen, or is iterated and keeps its position to itself."""
-        stateful = [name for name, item in self._registry.items.items() if item.type == "stateful"]
-        found = [self._registry.objects[name] for name in stateful]
-        return any(isinstance(one, Position) == with_position and isinstance(one, Position | Iterable) for one in found)
+    def _inputs(self) -> list[object]:
+        """Return the items that are inputs: those with a position that can be seen, and those that are iterated."""
+        names = [name for name, item in self._registry.items.items() if item.type == "stateful"]
+        return [one for name in names if isinstance(one := self._registry.objects[name], Position | Iterable)]
 
     def _schedule_counts(self) -> dict[str, int | None]:
         return {name: item.count() for name, item in self._schedulers.items()}

@@ -52,7 +52,6 @@ class Afterwards:
         for word in sorted(found.keys() - self.reasons.keys()):
             _log.warning("a run that resumes from the save of step %d will not be the same: %s", step, found[word])
         self.reasons.update(found)
-        self.leave()
 
     def leave(self) -> None:
         """Look no further."""
