@@ -44,7 +44,7 @@ class MessageEffect(enum.Enum):
         return f"MessageEffect.{self.name}"
 
 
-_OF_MESSAGES = frozenset({MessageEffect.LOSE, MessageEffect.DELAY, MessageEffect.REPEAT, MessageEffect.FOREIGN})
+OF_MESSAGES = frozenset({MessageEffect.LOSE, MessageEffect.DELAY, MessageEffect.REPEAT, MessageEffect.FOREIGN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class MessageFault:
 
     def meets(self, number: int, verb: str, key: str) -> bool:
         """Return whether an operation agrees with this fault, whatever came before it."""
-        if self.effect in _OF_MESSAGES and verb != "post":
+        if self.effect in OF_MESSAGES and verb != "post":
             return False
         if self.operation is not None and number != self.operation:
             return False

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from safepoint.errors import AbortedError, LeaderLostError, OutcomeUnknownError, SafepointError
-from safepoint.faults.group import MessageEffect, MessageFault, random_message_scripts
+from safepoint.faults.group import OF_MESSAGES, MessageEffect, MessageFault, random_message_scripts
 from safepoint.faults.script import SimulatedCrash
 from safepoint.saving.context import SaveResult
 from safepoint.storage.base import Storage
@@ -88,8 +88,7 @@ def check(storage: Storage, told: Told, outcomes: Sequence[RankOutcome[object]])
 
 def can_happen(effect: MessageEffect, *, verb: str) -> bool:
     """Return whether an effect can befall a verb: some happen to what is sent only."""
-    sent_only = {MessageEffect.LOSE, MessageEffect.DELAY, MessageEffect.REPEAT, MessageEffect.FOREIGN}
-    return verb != "look" or effect not in sent_only
+    return verb != "look" or effect not in OF_MESSAGES
 
 
 @pytest.mark.parametrize(
