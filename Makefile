@@ -13,9 +13,10 @@ INSTALL := $(BIN)/python -m pip install -qq --no-compile -c constraints.txt
 demo: .venv/.demo
 	@$(BIN)/safepoint demo
 
-# Every test but the long ones. The tests of one file stay on one worker, in order.
+# Every test but the long ones. The tests of one file stay on one worker, in order; files of few tests are the slow ones,
+# and are not kept for the end.
 test: .venv/.dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.dev
 	@$(BIN)/ruff check
