@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,20 @@ class Import:
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of one file."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return every node of the syntax tree of one file; a dozen rules walk the same trees."""
+    return tuple(ast.walk(parse(path)))
+
+
+def broken(rule: Callable[[Path], Iterable[str]], paths: Iterable[Path]) -> str:
+    """Return what a rule finds wrong in the files, one finding per line, each with its place.
+
+    One test holds a rule for all files: a test of its own for each file costs more than what it checks.
+    """
+    return "\n".join(f"{shown(path)}:{finding}" for path in paths for finding in rule(path))
 
 
 def package_files() -> list[Path]:
@@ -58,7 +72,7 @@ def imports(path: Path) -> Iterator[Import]:
 
     ``from safepoint import x`` yields ``safepoint.x``, whether x is a module or a name.
     """
-    for node in ast.walk(parse(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, node.lineno)

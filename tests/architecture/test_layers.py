@@ -8,18 +8,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.architecture.source import (
     PACKAGE,
+    broken,
     called_name,
     dotted,
     imports,
     is_dynamic_import,
     module_name,
+    nodes,
     package_files,
     parse,
-    shown,
     within,
 )
 
@@ -68,7 +67,7 @@ TORCH_FREE_UNITS = frozenset(LINE) - TORCH_PACKAGES - {
 
 ROOT_FILE = PACKAGE / "__init__.py"
 FILES = package_files()
-every_file = pytest.mark.parametrize("path", FILES, ids=shown)
+OTHER_FILES = [path for path in FILES if path != ROOT_FILE]
 
 
 def unit(module: str) -> str:
@@ -97,121 +96,120 @@ def may_meet_chance(path: Path) -> bool:
     return inside(path) == "ambient.py" or inside(path).startswith("cli/")
 
 
-def findings(path: Path, lines: Iterator[str] | list[str]) -> str:
-    return "\n".join(f"{shown(path)}:{line}" for line in lines)
+def test_every_module_has_its_place_in_the_table() -> None:
+    def homeless(path: Path) -> Iterator[str]:
+        if unit(module_name(path)) not in LINE:
+            yield "1: this module is in no layer: add it to LAYERS by a decision record"
+
+    wrong = broken(homeless, OTHER_FILES)
+    assert not wrong, wrong
 
 
-@every_file
-def test_every_module_has_its_place_in_the_table(path: Path) -> None:
-    if path == ROOT_FILE:
-        return
-    assert unit(module_name(path)) in LINE, f"{shown(path)} is in no layer: add it to LAYERS by a decision record"
+def test_imports_go_downwards_only() -> None:
+    def upwards(path: Path) -> Iterator[str]:
+        own = unit(module_name(path))
+        for found in imports(path):
+            other = unit(found.module)
+            if not found.module.startswith("safepoint.") or other == own or found.module == "safepoint.__version__":
+                continue
+            if other not in LINE:
+                yield f"{found.line}: imports the public name {other!r}; import it from the module that defines it"
+            elif LINE[other] >= LINE[own]:
+                yield f"{found.line}: {own} must not import {other}, which is not below it"
+
+    wrong = broken(upwards, [path for path in FILES if unit(module_name(path)) in LINE])
+    assert not wrong, wrong
 
 
-@every_file
-def test_imports_go_downwards_only(path: Path) -> None:
-    own = unit(module_name(path))
-    if own not in LINE:
-        return
-    wrong = []
-    for found in imports(path):
-        if not found.module.startswith("safepoint."):
-            continue
-        other = unit(found.module)
-        if other == own or found.module == "safepoint.__version__":
-            continue
-        if other not in LINE:
-            wrong.append(f"{found.line}: imports the public name {other!r}; import it from the module that defines it")
-        elif LINE[other] >= LINE[own]:
-            wrong.append(f"{found.line}: {own} must not import {other}, which is not below it")
-    assert not wrong, findings(path, wrong)
-
-
-@every_file
-def test_the_package_imports_itself_by_module_only(path: Path) -> None:
+def test_the_package_imports_itself_by_module_only() -> None:
     """``import safepoint`` binds every public name at once, and hides from this test which of them is used."""
-    wrong = [f"{found.line}: import safepoint" for found in imports(path) if found.module == "safepoint"]
-    assert not wrong, findings(path, wrong)
+
+    def whole(path: Path) -> Iterator[str]:
+        yield from (f"{found.line}: import safepoint" for found in imports(path) if found.module == "safepoint")
+
+    wrong = broken(whole, FILES)
+    assert not wrong, wrong
 
 
-@every_file
-def test_a_module_is_imported_by_a_constant_name(path: Path) -> None:
-    if path == ROOT_FILE:
-        return
-    calls = (node for node in ast.walk(parse(path)) if isinstance(node, ast.Call) and is_dynamic_import(node))
-    wrong = [
-        f"{call.lineno}: imports a module whose name no test can read"
-        for call in calls
-        if not (call.args and isinstance(call.args[0], ast.Constant))
-    ]
-    assert not wrong, findings(path, wrong)
+def test_a_module_is_imported_by_a_constant_name() -> None:
+    def unreadable(path: Path) -> Iterator[str]:
+        for node in nodes(path):
+            if not isinstance(node, ast.Call) or not is_dynamic_import(node):
+                continue
+            if not (node.args and isinstance(node.args[0], ast.Constant)):
+                yield f"{node.lineno}: imports a module whose name no test can read"
+
+    wrong = broken(unreadable, OTHER_FILES)
+    assert not wrong, wrong
 
 
-@every_file
-def test_the_testing_package_is_imported_by_tests_only(path: Path) -> None:
-    if unit(module_name(path)) == "testing":
-        return
-    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, {"safepoint.testing"})]
-    assert not wrong, findings(path, wrong)
+def test_the_testing_package_is_imported_by_tests_only() -> None:
+    files = [path for path in FILES if unit(module_name(path)) != "testing"]
+    wrong = broken(lambda path: imports_of(path, {"safepoint.testing"}), files)
+    assert not wrong, wrong
 
 
-@every_file
-def test_torch_is_imported_in_its_places_only(path: Path) -> None:
-    if may_import_torch(path):
-        return
-    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, TORCH)]
-    assert not wrong, findings(path, wrong)
+def test_torch_is_imported_in_its_places_only() -> None:
+    files = [path for path in FILES if not may_import_torch(path)]
+    wrong = broken(lambda path: imports_of(path, TORCH), files)
+    assert not wrong, wrong
 
 
-@every_file
-def test_clock_entropy_host_and_environment_are_read_in_ambient_only(path: Path) -> None:
-    if may_meet_chance(path):
-        return
-    # The streams of the random module are themselves state to capture and to set.
-    forbidden = CHANCE - {"random"} if unit(module_name(path)) in {"state", "data"} else CHANCE
-    forbidden = forbidden | {f"os.{name}" for name in CHANCE_OF_OS}
-    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, forbidden)]
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.Attribute) and dotted(node) in {f"os.{name}" for name in CHANCE_OF_OS}:
-            wrong.append(f"{node.lineno}: reads {dotted(node)}")
-        if isinstance(node, ast.Call) and _reads_the_clock(node):
-            wrong.append(f"{node.lineno}: calls {called_name(node)}")
-    assert not wrong, findings(path, wrong)
+def test_clock_entropy_host_and_environment_are_read_in_ambient_only() -> None:
+    of_os = {f"os.{name}" for name in CHANCE_OF_OS}
+
+    def readings(path: Path) -> Iterator[str]:
+        # The streams of the random module are themselves state to capture and to set.
+        forbidden = CHANCE - {"random"} if unit(module_name(path)) in {"state", "data"} else CHANCE
+        yield from imports_of(path, forbidden | of_os)
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and dotted(node) in of_os:
+                yield f"{node.lineno}: reads {dotted(node)}"
+            if isinstance(node, ast.Call) and _reads_the_clock(node):
+                yield f"{node.lineno}: calls {called_name(node)}"
+
+    wrong = broken(readings, [path for path in FILES if not may_meet_chance(path)])
+    assert not wrong, wrong
 
 
-@every_file
-def test_nothing_is_pickled_and_loading_runs_no_code(path: Path) -> None:
-    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, PICKLES)]
-    wrong += [f"{f.line}: imports {f.module}" for f in imports(path) if f.module in {"torch.load", "torch.save"}]
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.Call) and (reason := _runs_foreign_code(node, path)):
-            wrong.append(f"{node.lineno}: {reason}")
-    assert not wrong, findings(path, wrong)
+def test_nothing_is_pickled_and_loading_runs_no_code() -> None:
+    def unsafe(path: Path) -> Iterator[str]:
+        yield from imports_of(path, PICKLES)
+        yield from (f"{f.line}: imports {f.module}" for f in imports(path) if f.module in {"torch.load", "torch.save"})
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and (reason := _runs_foreign_code(node, path)):
+                yield f"{node.lineno}: {reason}"
+
+    wrong = broken(unsafe, FILES)
+    assert not wrong, wrong
 
 
-@every_file
-def test_processes_are_started_by_the_drill_and_the_command_line_only(path: Path) -> None:
-    if unit(module_name(path)) in {"drill", "cli"}:
-        return
-    wrong = [f"{f.line}: imports {f.module}" for f in imports(path) if within(f.module, {"subprocess"})]
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.Attribute) and dotted(node) in {f"os.{name}" for name in PROCESS_STARTERS}:
-            wrong.append(f"{node.lineno}: uses {dotted(node)}")
-    assert not wrong, findings(path, wrong)
+def test_processes_are_started_by_the_drill_and_the_command_line_only() -> None:
+    def starts(path: Path) -> Iterator[str]:
+        yield from imports_of(path, {"subprocess"})
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and dotted(node) in {f"os.{name}" for name in PROCESS_STARTERS}:
+                yield f"{node.lineno}: uses {dotted(node)}"
+
+    wrong = broken(starts, [path for path in FILES if unit(module_name(path)) not in {"drill", "cli"}])
+    assert not wrong, wrong
 
 
 def test_the_root_imports_nothing_of_the_package_when_it_is_imported() -> None:
     allowed = {"__future__", "importlib", "typing", "collections.abc"}
-    wrong = []
-    for node in parse(ROOT_FILE).body:
-        if isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING":
-            continue
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.ImportFrom) and inner.module not in allowed:
-                wrong.append(f"{inner.lineno}: from {inner.module} import …")
-            if isinstance(inner, ast.Import):
-                wrong.append(f"{inner.lineno}: import {inner.names[0].name}")
-    assert not wrong, findings(ROOT_FILE, wrong)
+
+    def imported(path: Path) -> Iterator[str]:
+        for node in parse(path).body:
+            if isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING":
+                continue
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.ImportFrom) and inner.module not in allowed:
+                    yield f"{inner.lineno}: from {inner.module} import …"
+                if isinstance(inner, ast.Import):
+                    yield f"{inner.lineno}: import {inner.names[0].name}"
+
+    wrong = broken(imported, [ROOT_FILE])
+    assert not wrong, wrong
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
@@ -247,6 +245,11 @@ if failed:
     sys.exit("\\n\\n".join(failed))
 """
     )
+
+
+def imports_of(path: Path, forbidden: frozenset[str] | set[str]) -> Iterator[str]:
+    """Yield a finding for each import of a forbidden module, or of what lies in one."""
+    yield from (f"{found.line}: imports {found.module}" for found in imports(path) if within(found.module, forbidden))
 
 
 def run_python(code: str) -> None:

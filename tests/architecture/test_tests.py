@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.architecture.source import ROOT, called_name, dotted, parse, shown
+from tests.architecture.source import ROOT, broken, called_name, dotted, nodes
 
 LONGEST_SLEEP_S = 1.0
 SKIPS = frozenset({"pytest.skip", "pytest.xfail", "pytest.mark.skip", "pytest.mark.skipif", "pytest.mark.xfail"})
 
 FILES = sorted((ROOT / "tests").rglob("*.py"))
-every_file = pytest.mark.parametrize("path", FILES, ids=shown)
 
 
-@every_file
-def test_a_test_polls_shortly_instead_of_sleeping(path: Path) -> None:
-    wrong = [
-        f"{shown(path)}:{call.lineno}: sleeps for {ast.unparse(call.args[0]) if call.args else '?'}"
-        for call in calls(path)
-        if called_name(call) in {"time.sleep", "sleep"} and not _is_short(call)
-    ]
-    assert not wrong, "\n".join(wrong)
+def test_a_test_polls_shortly_instead_of_sleeping() -> None:
+    def sleeps(path: Path) -> Iterator[str]:
+        for call in calls(path):
+            if called_name(call) in {"time.sleep", "sleep"} and not _is_short(call):
+                yield f"{call.lineno}: sleeps for {ast.unparse(call.args[0]) if call.args else '?'}"
+
+    wrong = broken(sleeps, FILES)
+    assert not wrong, wrong
 
 
-@every_file
-def test_a_test_that_is_left_out_says_why(path: Path) -> None:
-    wrong = [
-        f"{shown(path)}:{call.lineno}: {called_name(call)} gives no reason"
-        for call in calls(path)
-        if called_name(call) in SKIPS and not _has_reason(call)
-    ]
-    called = {id(call.func) for call in calls(path)}
-    wrong += [
-        f"{shown(path)}:{node.lineno}: {dotted(node)} gives no reason"
-        for node in ast.walk(parse(path))
-        if isinstance(node, ast.Attribute) and dotted(node) in SKIPS and id(node) not in called
-    ]
-    assert not wrong, "\n".join(wrong)
+def test_a_test_that_is_left_out_says_why() -> None:
+    def silent(path: Path) -> Iterator[str]:
+        called = {id(call.func) for call in calls(path)}
+        for call in calls(path):
+            if called_name(call) in SKIPS and not _has_reason(call):
+                yield f"{call.lineno}: {called_name(call)} gives no reason"
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute) and dotted(node) in SKIPS and id(node) not in called:
+                yield f"{node.lineno}: {dotted(node)} gives no reason"
+
+    wrong = broken(silent, FILES)
+    assert not wrong, wrong
 
 
 def calls(path: Path) -> list[ast.Call]:
-    return [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+    return [node for node in nodes(path) if isinstance(node, ast.Call)]
 
 
 def _is_short(call: ast.Call) -> bool:
