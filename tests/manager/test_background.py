@@ -37,10 +37,10 @@ class Gated:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def create(self, path: str) -> Any:
+    def create(self, path: str, **hints: Any) -> Any:
         self.reached.set()
         assert self.gate.wait(LONGEST_WAIT_S)
-        return self._inner.create(path)
+        return self._inner.create(path, **hints)
 
 
 @pytest.fixture
@@ -220,12 +220,12 @@ class Flaky:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def create(self, path: str) -> Any:
+    def create(self, path: str, **hints: Any) -> Any:
         if path.endswith(".safetensors"):
             self._count += 1
             if self._count % 3:
                 raise sp.StorageError("a disk that comes and goes", where=path)
-        return self._inner.create(path)
+        return self._inner.create(path, **hints)
 
 
 def test_a_success_forgives_the_failures_before_it(tmp_path: Path) -> None:

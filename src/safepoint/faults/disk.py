@@ -92,7 +92,7 @@ class SimulatedDisk:
             self._memory.sync_folder(path)
             self._folder(check_path(path)).sync()
 
-    def create(self, path: str) -> DiskWriter:
+    def create(self, path: str, *, size_bytes: int = 0) -> DiskWriter:
         """Create an object whose name and bytes are not yet durable."""
         names, name = split_path(path)
         with self._lock:

@@ -71,9 +71,13 @@ class FaultyStorage:
         """Count, and pass on."""
         self.run("sync_folder", path, lambda: self._inner.sync_folder(path), cut=lambda _: None)
 
-    def create(self, path: str) -> FaultyWriter:
+    def create(self, path: str, *, size_bytes: int = 0) -> FaultyWriter:
         """Count, and pass on; the writer counts its operations too."""
-        writer = self.run("create", path, lambda: self._inner.create(path), undo=lambda writer: writer.abandon())
+
+        def act() -> ObjectWriter:
+            return self._inner.create(path, size_bytes=size_bytes)
+
+        writer = self.run("create", path, act, undo=lambda writer: writer.abandon())
         return FaultyWriter(self, writer, path)
 
     def publish(self, path: str, data: bytes) -> None:

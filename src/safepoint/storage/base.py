@@ -48,7 +48,11 @@ class ObjectWriter(Protocol):
     """
 
     def write(self, data: memoryview) -> None:
-        """Append all bytes of `data`; a short write is completed or raises `StorageError`."""
+        """Append all bytes of `data`; a short write is completed or raises `StorageError`.
+
+        `data` is read before this returns. Large pieces of whole 4,096-byte blocks, in memory that begins on such a
+        line, cost least.
+        """
 
     def finish(self) -> None:
         """Make the bytes durable (not yet the name: see `Storage.sync_folder`) and close.
@@ -110,8 +114,14 @@ class Storage(Protocol):
     def sync_folder(self, path: str) -> None:
         """Make the names in a folder durable: creations, publications and deletions made before the call."""
 
-    def create(self, path: str) -> ObjectWriter:
-        """Create a new object exclusively. Raises `ObjectExistsError` when the name is taken."""
+    def create(self, path: str, *, size_bytes: int = 0) -> ObjectWriter:
+        """Create a new object exclusively. Raises `ObjectExistsError` when the name is taken.
+
+        Args:
+            path: Its name.
+            size_bytes: How much will be written, 0 if that is not known. It binds neither side; a storage may set room
+                aside, and the first `write` then fails where there is not so much.
+        """
 
     def publish(self, path: str, data: bytes) -> None:
         """Give complete, already durable bytes their name in one atomic, exclusive step.

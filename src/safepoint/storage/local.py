@@ -117,11 +117,12 @@ class LocalStorage:
         with translated("sync the folder", self._where(path)), self._folder(names) as folder:
             sync_descriptor(folder)
 
-    def create(self, path: str) -> LocalWriter:
+    def create(self, path: str, *, size_bytes: int = 0) -> LocalWriter:
         """Create a file exclusively and open it for writing."""
         names, name = split_path(path)
         with translated("create", self._where(path)), self._folder(names) as folder:
-            return LocalWriter(os.open(name, _CREATE_FLAGS, 0o666, dir_fd=folder), self._where(path))
+            descriptor = os.open(name, _CREATE_FLAGS, 0o666, dir_fd=folder)
+            return LocalWriter(descriptor, self._where(path), size_bytes=size_bytes)
 
     def publish(self, path: str, data: bytes) -> None:
         """Write and sync a temporary file, then give it the name exclusively."""

@@ -57,7 +57,7 @@ class MemoryStorage:
         with self._lock:
             self._folder(check_path(path), "sync the folder", path)
 
-    def create(self, path: str) -> MemoryWriter:
+    def create(self, path: str, *, size_bytes: int = 0) -> MemoryWriter:
         """Create an empty object, which the writer fills."""
         data = bytearray()
         self._name(path, data, "create")

@@ -86,13 +86,14 @@ class StorageConformance:
 
     def test_a_written_object_reads_back_in_the_order_of_its_writes(self) -> None:
         storage = self._made()
-        writer = storage.create("object")
-        for piece in (b"one", b"", b"two", bytes(70_000)):
-            writer.write(memoryview(piece))
-        writer.write(memoryview(b"wide").cast("I"))
-        writer.finish()
-        assert storage.read("object", limit_bytes=70_010) == b"onetwo" + bytes(70_000) + b"wide"
-        assert storage.size("object") == 70_010
+        for size_bytes in (0, 1, 70_010, 1 << 24):
+            writer = storage.create(f"object-{size_bytes}", size_bytes=size_bytes)
+            for piece in (b"one", b"", b"two", bytes(70_000)):
+                writer.write(memoryview(piece))
+            writer.write(memoryview(b"wide").cast("I"))
+            writer.finish()
+            assert storage.read(f"object-{size_bytes}", limit_bytes=70_010) == b"onetwo" + bytes(70_000) + b"wide"
+            assert storage.size(f"object-{size_bytes}") == 70_010
 
     def test_an_object_without_bytes_exists(self) -> None:
         storage = self._made()

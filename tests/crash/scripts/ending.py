@@ -31,9 +31,9 @@ class Late:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def create(self, path: str) -> Any:
+    def create(self, path: str, **hints: Any) -> Any:
         threading.main_thread().join()
-        return self._inner.create(path)
+        return self._inner.create(path, **hints)
 
 
 def main() -> None:

@@ -1,0 +1,67 @@
+"""Write past the system's cache, and set room for a file aside.
+
+1. Support is tried, never assumed: where a file system refuses, the file is written like any other.
+2. Room that is set aside does not show in a file's size, which is that of what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import sys
+
+# What the system takes past its cache begins and ends on such a line, in memory and in the file.
+BLOCK_BYTES = 4096
+
+_KEEP_SIZE = 1
+_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EPERM})
+
+
+def reserve(descriptor: int, size_bytes: int) -> None:
+    """Set room aside for a file that is still empty; do nothing where the file system cannot.
+
+    Raises `OSError` where there is not so much room. `posix_fallocate` will not do: where there is no such call, it
+    writes a byte into every block.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sys.platform == "linux" else None
+    if call is None:
+        return
+    if call(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size_bytes)) != 0:
+        number = ctypes.get_errno()
+        if number not in _UNSUPPORTED:
+            raise OSError(number, os.strerror(number))
+
+
+def pass_cache(descriptor: int, *, is_on: bool) -> bool:
+    """Let what is written to an open file pass by the cache, or not; return whether it does."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return False
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag if is_on else flags & ~flag)
+        return is_on
+    return False
+
+
+def write_blocks(descriptor: int, data: memoryview) -> int:
+    """Write whole blocks past the cache, as many as the system takes; return how many bytes that was.
+
+    Fewer than the whole blocks of `data` are taken where memory or file do not suit. Raises `OSError`.
+    """
+    end = len(data) - len(data) % BLOCK_BYTES
+    written_bytes = 0
+    while written_bytes < end:
+        try:
+            count = os.write(descriptor, data[written_bytes:end])
+        except OSError as exc:
+            if exc.errno == errno.EINVAL:
+                break
+            raise
+        if count == 0:
+            raise OSError(errno.EIO, "the system took no bytes")
+        written_bytes += count
+    return written_bytes
