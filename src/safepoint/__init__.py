@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from safepoint.saving.context import SaveResult as SaveResult
     from safepoint.schedule import Schedule as Schedule
     from safepoint.schedule import every as every
+    from safepoint.state.kinds import per_rank as per_rank
+    from safepoint.state.kinds import replicated as replicated
+    from safepoint.state.kinds import sharded as sharded
     from safepoint.state.probe import Probe as Probe
 
 __version__ = "0.1.0"
@@ -62,11 +65,13 @@ _HOMES = {
     "NotFoundError": "safepoint.errors",
     "open_run": "safepoint.run",
     "OutcomeUnknownError": "safepoint.errors",
+    "per_rank": "safepoint.state.kinds",
     "permit": "safepoint.contract",
     "Probe": "safepoint.state.probe",
     "Progress": "safepoint.progress",
     "Promise": "safepoint.contract",
     "Reason": "safepoint.contract",
+    "replicated": "safepoint.state.kinds",
     "RequestError": "safepoint.errors",
     "RestoreReport": "safepoint.restoring.outcome",
     "Run": "safepoint.run",
@@ -74,6 +79,7 @@ _HOMES = {
     "SaveHandle": "safepoint.saving.background",
     "SaveResult": "safepoint.saving.context",
     "Schedule": "safepoint.schedule",
+    "sharded": "safepoint.state.kinds",
     "StorageError": "safepoint.errors",
     "TornSnapshotError": "safepoint.errors",
 }

@@ -181,6 +181,7 @@ class Circumstances:
             metrics={name: encode_plain(value) for name, value in metrics.items()},
             probe=encode_plain(probe, path="probe"),
             contract=self._contract.level,
+            kinds=self._registry.kinds,
             consumed=self._boundary.consumed,
             accepts=self._contract.accepts,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from safepoint.boundary import Boundary
 from safepoint.conditions import Circumstances
@@ -25,13 +26,14 @@ def enrol(
     """
     registry.add_all(entries)
     try:
-        for name, entry in entries.items():
+        for name in entries:
             circumstances.add(registry.items[name])
-            boundary.watch(name, entry)
+            boundary.watch(name, registry.objects[name])
     except BaseException:
         for name in entries:
             circumstances.forget(name)
         raise
-    for entry in entries.values():
+    live: list[Any] = [registry.objects[name] for name in entries]
+    for entry in live:
         if hasattr(entry, "before_handing"):
             entry.before_handing = partial(due.before_handing, entry)

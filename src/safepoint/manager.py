@@ -367,6 +367,7 @@ class CheckpointManager:
             reads_back=self._reads_back,
             undisturbed=undisturbed_streams,
             ranks=self._ranks,
+            own=self._registry.each_ranks_own,
         )
 
     def _checked(self, wish: Wish, source: Any, **options: Any) -> tuple[Choice, Source | None]:

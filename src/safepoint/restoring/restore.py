@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import msgspec
 
 from safepoint.ambient import Ambient
-from safepoint.catalog import Lineage, list_generations
+from safepoint.catalog import Lineage
 from safepoint.contract import UNCHANGED, Contract, Promise, Reason, check_contract, lowest
 from safepoint.errors import CorruptionError, MismatchError, ObjectMissingError, SafepointError, advise
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
-from safepoint.format.records import LineageLink, Refusal
+from safepoint.format.records import Refusal
 from safepoint.restoring.apply import ReadBack, apply, merged_read_backs, read_back
 from safepoint.restoring.derive import with_derived_streams
 from safepoint.restoring.match import Choice, Match, match
@@ -31,9 +31,9 @@ from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
 from safepoint.restoring.promise import find_promise, lowered, with_probe
 from safepoint.restoring.read import BoxKey, read
-from safepoint.restoring.select import Wish, lost_after, nothing_found, select
+from safepoint.restoring.select import Wish, lost_after, nothing_found, select, superseded_by
 from safepoint.restoring.together import Ranks, merged_names
-from safepoint.restoring.validate import SavedState, check_headers, read_index_texts, validate
+from safepoint.restoring.validate import SavedState, check_headers, read_index_texts, validate, without_owner
 from safepoint.state.item import STREAMS_ITEM, Item, Permits
 from safepoint.storage.base import Storage
 
@@ -54,7 +54,8 @@ class RestoreContext:
 
     `conditions` are those of now; None compares nothing (reading a run without being it). `further` gives reasons that
     only the caller knows. `on_touch` is called just before the first live object is written to. `undisturbed` puts the
-    random streams back after a block. `ranks` are those that restore together.
+    random streams back after a block. `ranks` are those that restore together. `own` names the items that the program
+    declares to be each rank's own.
     """
 
     storage: Storage
@@ -68,6 +69,7 @@ class RestoreContext:
     reads_back: bool = True
     undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext
     ranks: Ranks = field(default_factory=Ranks)
+    own: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -181,7 +183,7 @@ def _left_behind(
 ) -> tuple[list[Refusal], list[str]]:
     """Return what is lost, and what becomes superseded, above the restored checkpoint."""
     lost = lost_after(context.storage, lineage, manifest.step) if wish.step is None else []
-    return lost, list(_superseded(context.storage, lineage, manifest))
+    return lost, superseded_by(context.storage, lineage, manifest)
 
 
 def restore_late(context: RestoreContext, saved: SavedState, name: str, *, storage: Storage | None = None) -> None:
@@ -283,7 +285,8 @@ def _validated(context: RestoreContext, manifest: Manifest, texts: Sequence[byte
 
 
 def _derived(context: RestoreContext, saved: SavedState) -> SavedState:
-    """Return the saved state, with random streams for this number of ranks where the contract says so."""
+    """Return the saved state as far as it is this job's, with random streams for it where the contract says so."""
+    saved = without_owner(saved, context.own, world_size=context.ranks.world_size)
     if context.contract.rng != "derive":
         return saved
     return with_derived_streams(saved, context.items, rank=context.ranks.rank)
@@ -386,15 +389,3 @@ def _refusal(generation: str, error: CorruptionError | ObjectMissingError) -> Re
     """Return the refusal, its file named within the generation's folder; a storage names it below its own URL."""
     file = error.where.rpartition(generation_path(generation) + "/")[2].split(":")[0]
     return Refusal(generation, file, str(error))
-
-
-def _superseded(storage: Storage, lineage: Lineage, chosen: Manifest) -> tuple[str, ...]:
-    """Return the live generations that going on from the chosen one leaves behind, newest first.
-
-    Spec: C10.5
-    """
-    start = LineageLink(lineage.newest + 1, chosen.generation, chosen.step)
-    following = Lineage(lineage.run, chain=(*chosen.lineage, start))
-    return tuple(
-        str(name) for name in list_generations(storage) if lineage.is_live(name) and not following.is_live(name)
-    )

@@ -19,8 +19,9 @@ from safepoint.catalog import (
 )
 from safepoint.contract import UNCHANGED
 from safepoint.errors import CorruptionError, NotFoundError, RequestError
+from safepoint.format.manifest import Manifest
 from safepoint.format.names import MANIFEST, GenerationName
-from safepoint.format.records import Refusal
+from safepoint.format.records import LineageLink, Refusal
 from safepoint.journal import read_journal
 from safepoint.storage.base import Storage
 
@@ -103,6 +104,16 @@ def lost_after(storage: Storage, lineage: Lineage, step: int) -> list[Refusal]:
     names = (GenerationName.parse(text) for text in _lost_generations(storage, lineage, {}))
     lost = [name for name in names if name is not None and name.step > step and lineage.is_live(name)]
     return [Refusal(str(name), MANIFEST, _LOST) for name in lost]
+
+
+def superseded_by(storage: Storage, lineage: Lineage, chosen: Manifest) -> list[str]:
+    """Return the live generations that going on from the chosen one leaves behind, newest first.
+
+    Spec: C10.5
+    """
+    start = LineageLink(lineage.newest + 1, chosen.generation, chosen.step)
+    following = Lineage(lineage.run, chain=(*chosen.lineage, start))
+    return [str(name) for name in list_generations(storage) if lineage.is_live(name) and not following.is_live(name)]
 
 
 def nothing_found(storage: Storage, lineage: Lineage, wish: Wish, refused: Mapping[str, Refusal]) -> None:

@@ -11,7 +11,7 @@ Spec: C11.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from safepoint.errors import CorruptionError
@@ -103,6 +103,18 @@ def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world
     return SavedState(
         manifest, indexes, items, tensors, tuple(ownerless), frozenset(elsewhere), frozenset(divided), contradictions
     )
+
+
+def without_owner(saved: SavedState, names: Collection[str], *, world_size: int) -> SavedState:
+    """Return the saved state in which these items, too, belong to the ranks that saved them and to no others.
+
+    Spec: C11.6.
+    """
+    taken = [name for name in names if name in saved.items and name not in saved.derived]
+    if saved.manifest.world_size == world_size or not taken:
+        return saved
+    items = {name: item for name, item in saved.items.items() if name not in taken}
+    return replace(saved, items=items, ownerless=(*saved.ownerless, *sorted(taken)))
 
 
 def read_index_texts(

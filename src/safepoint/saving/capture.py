@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from safepoint.contract import Reason
@@ -17,7 +17,8 @@ from safepoint.state.snapshot import SnapshotItem, capture_item
 class Snapshot:
     """Hold all that a generation will say of one boundary.
 
-    `consumed` is what this rank counts for the totals, if it does; `accepts` says which differences its contract takes.
+    `consumed` is what this rank counts for the totals, if it does; `accepts` says which differences its contract takes;
+    `kinds` are those that were declared, by item.
     """
 
     progress: ProgressRecord
@@ -28,6 +29,7 @@ class Snapshot:
     contract: str
     consumed: Consumed | None = None
     accepts: Callable[[Reason], bool] = lambda reason: False
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 def capture(items: Sequence[Item]) -> tuple[SnapshotItem, ...]:

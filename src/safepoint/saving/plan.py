@@ -29,6 +29,7 @@ from safepoint.group.base import Group
 from safepoint.saving.alike import Said, check_alike, check_steps, check_types, find_totals, said_by, settled
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.divide import Division, RankPart, divide
+from safepoint.saving.kinds import find_kind
 from safepoint.saving.layout import Layout, decode_layout, encode_layout, layout_of
 from safepoint.state.item import CapturedTensor
 from safepoint.state.snapshot import SnapshotItem, digest_state
@@ -88,12 +89,16 @@ class Agreed:
 
 
 class _ItemOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Tell what a rank holds of an item: digests of its tree and, unless it is divided (empty), of all its state."""
+    """Tell what a rank holds of an item: digests of its tree and, unless it is divided (empty), of all its state.
+
+    `kind` is the one that this rank declares, if it does.
+    """
 
     type: str
     tree: str
     state: str
     division: str = ""
+    kind: str = ""
 
 
 class _Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -327,7 +332,8 @@ def _taken(snapshot: Callable[[], Snapshot]) -> _Taken | SafepointError:
         made = snapshot()
         layout, tensors = layout_of(made.items)
         divided = {box.item for box in layout.boxes if box.is_part}
-        return _Taken(made, layout, tensors, {item.name: _item_offer(item, divided) for item in made.items})
+        offers = {item.name: _item_offer(item, divided, made.kinds.get(item.name, "")) for item in made.items}
+        return _Taken(made, layout, tensors, offers)
     except SafepointError as exc:
         return exc
     except Exception as exc:  # noqa: BLE001 (told to the other ranks, which would wait in vain, and raised)
@@ -336,11 +342,11 @@ def _taken(snapshot: Callable[[], Snapshot]) -> _Taken | SafepointError:
         return error
 
 
-def _item_offer(item: SnapshotItem, divided: set[str]) -> _ItemOffer:
+def _item_offer(item: SnapshotItem, divided: set[str], kind: str) -> _ItemOffer:
     tree = digest_bytes(msgspec.json.encode(item.plain))
     # By shapes alone a rank that holds a distributed tensor whole, or nothing of it, would not know.
     is_divided = item.type in _DIVIDED or item.name in divided or item.division
-    return _ItemOffer(item.type, tree, "" if is_divided else digest_state(item), item.division)
+    return _ItemOffer(item.type, tree, "" if is_divided else digest_state(item), item.division, kind)
 
 
 def _step_of(taken: _Taken | SafepointError) -> int:
@@ -371,11 +377,9 @@ def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Layout]) -> dict[
     for name, held in holders.items():
         type_name = check_types({rank: item.type for rank, item in held.items()}, item=name)
         is_one_tree = len({item.tree for item in held.values()}) == 1
-        states = {item.state for item in held.values()}
-        if "" in states:
-            kind = "sharded" if name in in_parts else "replicated"
-        else:
-            kind = "global" if len(states) == 1 else "per_rank"
+        states = {rank: item.state for rank, item in held.items()}
+        declared = {rank: item.kind for rank, item in held.items()}
+        kind = find_kind(states, declared, item=name, is_in_parts=name in in_parts)
         keeper = min(held) if is_one_tree and kind != "per_rank" else None
         ranks = None if len(held) == len(offers) else tuple(sorted(held))
         divisions = tuple(sorted({item.division for item in held.values()}))
