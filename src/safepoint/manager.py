@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -25,20 +24,18 @@ from safepoint.evidence import Evidence, watched_url
 from safepoint.format.plain import encode_plain
 from safepoint.group.torch_store import find_group
 from safepoint.iteration import epochs_left, rest_of_epoch
-from safepoint.joining.follower import RankSession
-from safepoint.membership import Membership, record_start
+from safepoint.membership import Membership
 from safepoint.progress import Progress
-from safepoint.restoring.match import Choice
+from safepoint.restoration import Restoration
 from safepoint.restoring.outcome import RestoreReport
-from safepoint.restoring.restore import RestoreContext, Restored, restore_late
+from safepoint.restoring.restore import RestoreContext
 from safepoint.restoring.select import Wish
 from safepoint.restoring.together import Ranks
 from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
-from safepoint.settings import check_kinds, check_switches, check_values, choose, compared_every
-from safepoint.source import Source, begin, look_for
+from safepoint.settings import check_kinds, check_switches, check_values, compared_every
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
 from safepoint.state.registry import Registry
@@ -130,7 +127,7 @@ class CheckpointManager:
         )
         self._ranks, self._monitor = Ranks(group, deadline_s=restore_deadline_s), StepMonitor(registry.optimizers)
         self._boundary = boundary = Boundary(self._monitor, world_size=ranks)
-        self._placement, self._restored = StreamPlacement(), Restored()
+        self._placement = StreamPlacement()
         self._circumstances = circumstances = Circumstances(
             registry, boundary, contract, world_size=ranks, config=plain, accumulation=accumulation, ambient=ambient
         )
@@ -146,12 +143,7 @@ class CheckpointManager:
         self._due = DueSaves(
             boundary, circumstances, self._saver, self._placement, self._monitor, self._membership.require, self._probe
         )
-        self._monitor.guard(self._due.before_step)
-        try:
-            self._enrol(state)
-        except BaseException:
-            self._release()
-            raise
+        self._begin(state)
 
     @property
     def progress(self) -> Progress:
@@ -176,17 +168,7 @@ class CheckpointManager:
             ContractError: With it the promise asked for cannot be kept.
         """
         self._enrol({name: entry})
-        if self._restored.saved is None or self.progress.step != self._restored.saved.manifest.step:
-            return
-        before = self._membership.unusable
-        try:
-            restore_late(self._restore_context(), self._restored.saved, name, storage=self._restored.storage)
-        except SafepointError:
-            self._circumstances.forget(name)
-            raise
-        self._membership.unusable = before
-        self._due.late -= {name}
-        self._placement.settle()
+        self._restoration.give_late(name)
 
     def restore(
         self,
@@ -220,18 +202,8 @@ class CheckpointManager:
             ContractError: The promise asked for cannot be kept; nothing was touched.
             FencedError: Another living process holds the run.
         """
-        # Where the training has begun, nothing found is nothing to go back to.
-        needs_one = required or self.progress.step > 0 or bool(self._membership.unusable)
-        wish = Wish(step, branch, needs_one and source is None)
-        choice, other = self._ranks.all(lambda: self._checked(wish, source, skip=skip, items=items, late=late))
-        report = self._membership.enter(
-            wish,
-            lambda lineage: begin(
-                self._restore_context(), lineage, wish, choice, source=other, restarts=self._membership.restarts
-            ),
-            partial(self._settle_on, choice=choice, is_branch=branch),
-        )
-        self._membership.unusable = ""
+        wish = Wish(step, branch, required)
+        report = self._restoration.restore(wish, source=source, skip=skip, items=items, late=late)
         self._evidence.tell("restored", **report.facts())
         return report
 
@@ -351,10 +323,24 @@ class CheckpointManager:
         finally:
             self._release()
 
+    def _begin(self, state: Mapping[str, object]) -> None:
+        """Take the items in; where that fails, all that was begun is let go."""
+        due, saver, membership, placement = self._due, self._saver, self._membership, self._placement
+        circumstances, boundary = self._circumstances, self._boundary
+        self._restoration = Restoration(
+            self._storage, self._ranks, membership, circumstances, boundary, due, saver, placement, self._context
+        )
+        self._monitor.guard(due.before_step)
+        try:
+            self._enrol(state)
+        except BaseException:
+            self._release()
+            raise
+
     def _enrol(self, entries: Mapping[str, object]) -> None:
         enrol(entries, self._registry, self._circumstances, self._boundary, self._due)
 
-    def _restore_context(self) -> RestoreContext:
+    def _context(self) -> RestoreContext:
         return RestoreContext(
             storage=self._storage,
             ambient=self._ambient,
@@ -362,34 +348,13 @@ class CheckpointManager:
             contract=self._contract,
             conditions=self._circumstances.now(),
             further=self._circumstances.reasons_for,
-            on_touch=self._mark_touched,
+            on_touch=self._membership.mark_touched,
             probe=self._probe,
             reads_back=self._reads_back,
             undisturbed=undisturbed_streams,
             ranks=self._ranks,
             own=self._registry.each_ranks_own,
         )
-
-    def _checked(self, wish: Wish, source: Any, **options: Any) -> tuple[Choice, Source | None]:
-        """Do at once what can fail on one rank alone, so that no other one waits for it in vain."""
-        self._saver.raise_owed(waits=True, is_explicit=True)
-        choice = choose(**options)
-        self._membership.check_covers(choice)
-        return choice, look_for(source, own=self._storage, wish=wish, is_leader=self._ranks.rank == 0)
-
-    def _mark_touched(self) -> None:
-        self._membership.unusable = "a restore did not come to its end, so the live objects may hold a mixture"
-
-    def _settle_on(self, session: RankSession, restored: Restored, *, choice: Choice, is_branch: bool) -> RestoreReport:
-        """Stand on the restored boundary, record it, and make the report."""
-        self._circumstances.resume(restored, late=choice.late)
-        replayed = record_start(session, restored, is_branch=is_branch)
-        self._restored, self._due.late = restored, choice.late
-        self._saver.begin_at(self.progress.step)
-        self._placement.disarm()
-        if restored.saved is not None:
-            self._placement.arm(is_within_epoch=self._boundary.is_within_epoch)
-        return restored.report(step=self.progress.step, replayed=replayed)
 
     def _release(self) -> None:
         self._monitor.close()

@@ -118,6 +118,10 @@ class Membership:
         self._thread = threading.get_ident()
         self.restarts = False
 
+    def mark_touched(self) -> None:
+        """Note that a restore has begun to write to the live objects; a later one that ends takes it back."""
+        self.unusable = "a restore did not come to its end, so the live objects may hold a mixture"
+
     def check_covers(self, choice: Choice) -> None:
         """Raise `RequestError` when a restore would leave out items that may hold a mixture."""
         if self.unusable and (choice.skip or choice.only is not None):
