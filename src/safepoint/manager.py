@@ -65,7 +65,7 @@ class CheckpointManager:
         probe: A function without side effects that gives numbers for a fixed batch, compared after a restore.
         takeover: Fence out a process that holds the run, instead of being refused.
         restart: Begin at step 0 although there are checkpoints; they become superseded.
-        deadline_s: How long a save waits for other ranks.
+        deadline_s: How long a save waits for other ranks, and how long a rank may show no sign of life in a restore.
         restore_deadline_s: How long a restore waits for the slowest rank, which may be reading all that it holds.
         process_group: The ranks that save one checkpoint together; all of the job if absent. Making a manager is then a
             collective call, and every rank calls the same methods at the same boundaries.
@@ -125,9 +125,9 @@ class CheckpointManager:
             compares_every=compares_every,
             refuses_difference=on_disagreement == "refuse",
         )
-        self._ranks, self._monitor = Ranks(group, deadline_s=restore_deadline_s), StepMonitor(registry.optimizers)
+        self._ranks = Ranks(group, deadline_s=restore_deadline_s, silence_s=deadline_s)
+        self._placement, self._monitor = StreamPlacement(), StepMonitor(registry.optimizers)
         self._boundary = boundary = Boundary(self._monitor, world_size=ranks)
-        self._placement = StreamPlacement()
         self._circumstances = circumstances = Circumstances(
             registry, boundary, contract, world_size=ranks, config=plain, accumulation=accumulation, ambient=ambient
         )

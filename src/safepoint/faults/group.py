@@ -16,6 +16,7 @@ from safepoint.errors import LeaderLostError
 from safepoint.faults.chance import Chance
 from safepoint.faults.script import SimulatedCrash
 from safepoint.group.board import Board
+from safepoint.group.signs import is_sign
 
 _FOREIGN_BYTES = 16
 
@@ -53,7 +54,8 @@ class MessageFault:
 
     An operation is a ``post``, or the first ``look`` for a key; a leader that gathers looks for ``<topic>/1`` first. A
     message's key is ``<topic>/word`` when the leader spreads, ``<topic>/<rank>`` when ranks send, ``<topic>/closed``
-    when the leader ends a gathering. What happens to messages meets posts alone.
+    when the leader ends a gathering. What happens to messages meets posts alone. A sign of life, ``alive/<rank>``, is
+    no operation, and meets only faults whose key begins so.
 
     Args:
         effect: What happens, once.
@@ -74,6 +76,8 @@ class MessageFault:
     def meets(self, number: int, verb: str, key: str) -> bool:
         """Return whether an operation agrees with this fault, whatever came before it."""
         if self.effect in OF_MESSAGES and verb != "post":
+            return False
+        if is_sign(key) != is_sign(self.key):
             return False
         if self.operation is not None and number != self.operation:
             return False
@@ -207,7 +211,8 @@ class FaultyBoard:
         """Count an operation, and let what concerns the rank itself happen."""
         with self._lock:
             number = len(self._operations)
-            self._operations.append((number, verb, key))
+            if not is_sign(key):
+                self._operations.append((number, verb, key))
             fault = self._pick(number, verb, key)
             if fault is None:
                 return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 
@@ -41,6 +42,33 @@ class Group(Protocol):
         Raises:
             AbortedError: Messages of some ranks were not there when the leader's deadline was over.
             LeaderLostError: This rank's message was sent, and the leader did not say whether it has all.
+        """
+
+    def watched(self, *, silence_s: float) -> AbstractContextManager[None]:
+        """Show signs of life while the block runs, and end its waits for ranks that show none.
+
+        A rank that is slow shows them, one that is stopped or gone does not; one that is in no such block is waited for
+        as ever. The errors are those of an absent rank, and of a leader that is lost. Of waits, only those of this
+        thread are concerned.
+
+        Args:
+            silence_s: How long there may be no sign.
+        """
+
+    def leave(self, topic: str, message: bytes, *, limit_s: float) -> None:
+        """Leave a message for the leader, which looks for it when it likes; a later one replaces it.
+
+        From any thread of any rank; it waits for nobody, and a return proves nothing.
+
+        Raises:
+            LeaderLostError: It could not be left within `limit_s`.
+        """
+
+    def find(self, topic: str, *, limit_s: float) -> bytes | None:
+        """Return, on the leader, what a rank has left under a topic, where it stays; None where none has.
+
+        Raises:
+            LeaderLostError: It could not be looked at within `limit_s`.
         """
 
     def settle(self, topic: str) -> None:

@@ -7,18 +7,21 @@
 4. The leader takes the messages of others off as it reads them; its own words stay until `settle`.
 5. A word of the leader names its key: the verdict on one generation is never taken for that on another. What ranks send
    the leader is judged by who gathers it.
+6. Within `watched`, whoever is waited for and shows no sign of life is not waited for until the deadline.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, LeaderLostError
 from safepoint.group.agreement import decode_error, encode_error
 from safepoint.group.board import Board
+from safepoint.group.signs import Pulse, Watch
 
 GRACE_S = 5.0
 
@@ -56,6 +59,9 @@ class BoardGroup:
         self._lock = threading.Lock()
         self._posted: set[str] = set()
         self._overdue: set[str] = set()
+        self._pulse = Pulse(board, rank, ambient)
+        # The seconds of silence that end a wait of this thread; none outside of `watched`.
+        self._watched = threading.local()
 
     @property
     def rank(self) -> int:
@@ -89,6 +95,25 @@ class BoardGroup:
             raise decode_error(word, where=topic)
         return None
 
+    @contextmanager
+    def watched(self, *, silence_s: float) -> Iterator[None]:
+        """Count on the board while the block runs, and watch the counts of those that it waits for."""
+        outer = self._silence_s
+        with self._pulse.beating(silence_s):
+            self._watched.silence_s = silence_s
+            try:
+                yield
+            finally:
+                self._watched.silence_s = outer
+
+    def leave(self, topic: str, message: bytes, *, limit_s: float) -> None:
+        """Post a message under a key of its own."""
+        self._board.post(f"{topic}/left", message, limit_s=limit_s)
+
+    def find(self, topic: str, *, limit_s: float) -> bytes | None:
+        """Look once."""
+        return self._board.look(f"{topic}/left", limit_s=limit_s)
+
     def settle(self, topic: str) -> None:
         """Take the words of the leader, and messages that came late, off the board."""
         with self._lock:
@@ -117,10 +142,13 @@ class BoardGroup:
 
     def _collect(self, topic: str, message: bytes, closing: str, deadline_s: float) -> list[bytes]:
         missing = {f"{topic}/{rank}": rank for rank in range(1, self._world_size)}
-        messages = {0: message, **self._receive(missing, deadline_s)}
+        watch = self._watch()
+        messages = {0: message, **self._receive(missing, deadline_s, watch)}
         absent = sorted(set(range(self._world_size)) - set(messages))
         if absent:
             error = _absence(topic, absent, self._world_size, deadline_s)
+            if watch is not None and watch.silent:
+                error = _silence(topic, watch.silent, self._world_size, watch.silence_s)
             with self._lock:
                 self._overdue |= {f"{topic}/{rank}" for rank in absent}
             self._say(closing, encode_error(error), limit_s=self._grace_s)
@@ -128,17 +156,17 @@ class BoardGroup:
         self._say(closing, b"", limit_s=self._grace_s)
         return [messages[rank] for rank in range(self._world_size)]
 
-    def _receive(self, missing: dict[str, int], deadline_s: float) -> dict[int, bytes]:
-        """Return the messages that came within the deadline, by rank."""
+    def _receive(self, missing: dict[str, int], deadline_s: float, watch: Watch | None = None) -> dict[int, bytes]:
+        """Return the messages that came within the deadline, by rank, or until a rank is silent."""
         messages: dict[int, bytes] = {}
 
         def look(limit_s: float) -> bool | None:
             for key, message in self._board.take(list(missing), limit_s=limit_s).items():
                 messages[missing.pop(key)] = message
-            return True if not missing else None
+            return True if not missing or (watch is not None and watch.finds_silence(missing.values())) else None
 
         if missing:
-            self._poll(look, deadline_s)
+            self._poll(look, deadline_s, watch)
         return messages
 
     def _say(self, key: str, message: bytes, *, limit_s: float) -> None:
@@ -147,7 +175,21 @@ class BoardGroup:
         self._board.post(key, _sealed(key, message), limit_s=limit_s)
 
     def _hear(self, key: str, *, wait_s: float, topic: str) -> bytes:
-        word = self._poll(lambda limit_s: self._board.look(key, limit_s=limit_s), wait_s)
+        watch = self._watch()
+
+        def look(limit_s: float) -> bytes | None:
+            word = self._board.look(key, limit_s=limit_s)
+            if word is None and watch is not None and watch.finds_silence([0]):
+                raise LeaderLostError(
+                    "the leader shows no sign of life",
+                    where=topic,
+                    expected=f"one from rank 0 within {watch.silence_s:g} s",
+                    found="nothing",
+                    remedy="See whether the process of rank 0 runs.",
+                )
+            return word
+
+        word = self._poll(look, wait_s, watch)
         if word is None:
             raise LeaderLostError(
                 "the leader did not answer",
@@ -161,14 +203,24 @@ class BoardGroup:
             raise LeaderLostError("a word of the leader belongs to another exchange", where=topic)
         return message
 
-    def _poll(self, look: Callable[[float], _Found | None], wait_s: float) -> _Found | None:
+    @property
+    def _silence_s(self) -> float | None:
+        silence_s: float | None = getattr(self._watched, "silence_s", None)
+        return silence_s
+
+    def _watch(self) -> Watch | None:
+        return None if self._silence_s is None else Watch(self._board, self._ambient, self._silence_s)
+
+    def _poll(self, look: Callable[[float], _Found | None], wait_s: float, watch: Watch | None = None) -> _Found | None:
         """Look until something is there or the time is over; the last look is after the end, never before it."""
         began = self._ambient.monotonic()
         longest_s = _LONGEST_PAUSE_S + self._world_size * _PAUSE_PER_RANK_S
         while True:
             waited_s = self._ambient.monotonic() - began
             left_s = wait_s - waited_s
-            found = look(max(left_s, _LAST_LOOK_S))
+            # The board of a leader that is stopped does not answer.
+            longest_look_s = left_s if watch is None else min(left_s, watch.silence_s)
+            found = look(max(longest_look_s, _LAST_LOOK_S))
             if found is not None or left_s <= 0:
                 return found
             # Looks for many ranks take long themselves; half of the time is left to the board for their messages.
@@ -197,6 +249,17 @@ def _absence(topic: str, absent: list[int], world_size: int, deadline_s: float) 
         where=topic,
         expected=f"a message from each rank within {deadline_s:g} s",
         found=f"nothing from {_named(absent)}",
+        remedy="See whether those processes run and reach the host of rank 0.",
+    )
+
+
+def _silence(topic: str, silent: Iterable[int], world_size: int, silence_s: float) -> AbortedError:
+    listed = list(silent)
+    return AbortedError(
+        f"{len(listed)} of {world_size} ranks show no sign of life",
+        where=topic,
+        expected=f"one from each rank that is waited for within {silence_s:g} s",
+        found=f"nothing from {_named(listed)}",
         remedy="See whether those processes run and reach the host of rank 0.",
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from safepoint.errors import InternalError
 
 
@@ -20,6 +22,17 @@ class SoloGroup:
     def gather(self, topic: str, message: bytes, *, deadline_s: float) -> list[bytes] | None:
         """Return the one message there is."""
         return [message]
+
+    def watched(self, *, silence_s: float) -> AbstractContextManager[None]:
+        """Do nothing: nobody is waited for."""
+        return nullcontext()
+
+    def leave(self, topic: str, message: bytes, *, limit_s: float) -> None:
+        """Do nothing: nobody else is there to leave something for."""
+
+    def find(self, topic: str, *, limit_s: float) -> bytes | None:
+        """Find nothing: nobody else leaves anything."""
+        return None
 
     def settle(self, topic: str) -> None:
         """Do nothing: nothing is kept."""

@@ -3,6 +3,7 @@
 1. What is read once comes from the leader; what every rank does is not done before all have done it.
 2. Each exchange has a topic of its own: they are counted, and all ranks make the same ones.
 3. One process exchanges nothing, and its errors stay as they were raised.
+4. A rank may read for long, and is waited for while it shows signs of life; one that is frozen or gone is not.
 
 Spec: C10.6, C11.
 """
@@ -20,8 +21,9 @@ from safepoint.group.agreement import join, lead
 from safepoint.group.base import Group
 from safepoint.group.solo import SoloGroup
 
-# How long a rank waits for the slowest one, which may be reading; a rank that is gone is known after that.
+# How long a rank waits for the slowest one, which may be reading, and how long that one may show no sign of life.
 DEADLINE_S = 1800.0
+SILENCE_S = 60.0
 
 Value = TypeVar("Value")
 Finding = TypeVar("Finding", Reason, Difference)
@@ -34,12 +36,21 @@ class Ranks:
         group: The ranks.
         topic: The beginning of all topics; used by no other object, here or on another rank.
         deadline_s: The longest wait for the slowest rank.
+        silence_s: How long a rank that is waited for may show no sign of life.
     """
 
-    def __init__(self, group: Group | None = None, *, topic: str = "restore", deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self,
+        group: Group | None = None,
+        *,
+        topic: str = "restore",
+        deadline_s: float = DEADLINE_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         self._group = group or SoloGroup()
         self._topic = topic
         self._deadline_s = deadline_s
+        self._silence_s = silence_s
         self._count = 0
         self._past: list[str] = []
 
@@ -63,7 +74,8 @@ class Ranks:
             return act()
         topic = self._next_topic()
         self._past.append(topic)
-        message = lead(self._group, topic, lambda: msgspec.msgpack.encode(act()), deadline_s=self._deadline_s)
+        with self._group.watched(silence_s=self._silence_s):
+            message = lead(self._group, topic, lambda: msgspec.msgpack.encode(act()), deadline_s=self._deadline_s)
         return msgspec.msgpack.decode(message, type=kind)
 
     def joined(self, act: Callable[[], Value], merge: Callable[[list[Value]], Value], kind: type[Value]) -> Value:
@@ -85,7 +97,11 @@ class Ranks:
         def merged(parts: list[bytes]) -> bytes:
             return msgspec.msgpack.encode(merge([msgspec.msgpack.decode(part, type=kind) for part in parts]))
 
-        message = join(self._group, topic, lambda: msgspec.msgpack.encode(act()), merged, deadline_s=self._deadline_s)
+        def own() -> bytes:
+            return msgspec.msgpack.encode(act())
+
+        with self._group.watched(silence_s=self._silence_s):
+            message = join(self._group, topic, own, merged, deadline_s=self._deadline_s)
         # Every rank has come here, so nobody reads any more what was exchanged before.
         for earlier in past:
             self._group.settle(earlier)

@@ -19,6 +19,7 @@ from safepoint.group.board_group import GRACE_S, BoardGroup
 from safepoint.testing.ambient import FakeAmbient, FakeWorld
 
 _GUARD_S = 60.0
+_TICK_S = 0.02
 
 _Result = TypeVar("_Result")
 
@@ -219,8 +220,16 @@ class SharedClock:
             end = self._world.seconds + seconds
             self._awakenings[thread] = end
             self._skip()
+            left_s = seconds
             while self._world.seconds < end:
-                if not self._condition.wait(end - self._world.seconds):
+                tick_s = min(left_s, _TICK_S)
+                if self._condition.wait(tick_s):
+                    left_s = min(left_s, end - self._world.seconds)
+                    continue
+                left_s -= tick_s
+                # A thread that has ended since the last look delays nobody any more.
+                self._skip()
+                if left_s <= 0:
                     self._world.seconds = max(self._world.seconds, end)
                     self._condition.notify_all()
             del self._awakenings[thread]

@@ -267,3 +267,37 @@ def test_the_index_of_each_rank_travels_alone(monkeypatch: pytest.MonkeyPatch) -
     texts = [view.storage.read(path, limit_bytes=1 << 20) for path in sorted(paths)]
     assert len(texts) == 4
     assert sorted(sum(text in message for text in texts) for message in said)[-5:] == [0, 1, 1, 1, 1]
+
+
+def read_for(rank: RankThread, seconds: float) -> None:
+    """Take a step of a restore together, which lasts long on rank 1."""
+    ranks = Ranks(rank.group, deadline_s=1800.0, silence_s=60.0)
+    ranks.all(lambda: rank.ambient.sleep(seconds if rank.rank == 1 else 0.0))
+
+
+def test_a_rank_that_reads_for_long_is_waited_for() -> None:
+    for outcome in RankThreads(3).run(lambda rank: read_for(rank, 1700.0)):
+        outcome.returned()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_frozen_while_it_restores_is_named_long_before_the_deadline(rank: int) -> None:
+    """Spec: C11.12"""
+    key = "restore/1/parts/closed" if rank == 0 else "restore/1/parts/1"
+    faults = [
+        MessageFault(MessageEffect.PAUSE, verb="post", key=key, seconds=900.0),
+        MessageFault(MessageEffect.PAUSE, verb="post", key=f"alive/{rank}", seconds=900.0, occurrence=1),
+    ]
+    job, ended_s = RankThreads(3, scripts={rank: MessageScript(tuple(faults))}), {}
+
+    def act(one: RankThread) -> None:
+        try:
+            read_for(one, 30.0)
+        finally:
+            ended_s[one.rank] = one.ambient.monotonic()
+
+    began_s = job.world.seconds
+    outcomes = job.run(act)
+    others = [outcome for outcome in outcomes if outcome.rank != rank]
+    assert all(f"rank {rank}" in str(outcome.error) and "60 s" in str(outcome.error) for outcome in others)
+    assert all(ended_s[outcome.rank] - began_s <= 120.0 for outcome in others)
