@@ -1,0 +1,96 @@
+"""Ask every question in turn, and write documents, tables and plots into a folder.
+
+    python benchmarks                                # all, in under ten minutes on two cores
+    python benchmarks --only restore --only growth   # these
+    python benchmarks --full                         # states of 1 GiB everywhere, growth up to 4 GiB
+
+Each question runs in a process of its own. A question that fails is named at the end, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness.document import RESULTS
+from harness.report import Document, markdown, plots, summary
+
+HERE = Path(__file__).parent
+# Questions that take --size, --rounds and --folder; with the sizes that `--full` asks for.
+FULL_SIZES = {
+    "memory_and_disk": "1GiB",
+    "synchronous_save": "1GiB",
+    "background_save": "1GiB",
+    "background_at_once": "1GiB",
+    "background_memory": "1GiB",
+    "restore": "1GiB",
+    "restore_memory": "1GiB",
+    "small_tensors": None,
+    "partial_change": "1GiB",
+    "small_state": None,
+    "python_per_tensor": None,
+    "ranks": "512MiB",
+    "growth": "4GiB",
+}
+
+
+def main() -> int:
+    """Ask, write, and print where it lies."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, default=RESULTS, help="where documents, tables and plots go")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="ask this one; may be repeated")
+    parser.add_argument("--full", action="store_true", help="the sizes of the targets, which takes longer")
+    parser.add_argument("--size", help="bytes of the state for all questions that have one, such as 64MiB")
+    parser.add_argument("--rounds", type=int, help="rounds that are kept, for all questions")
+    parser.add_argument("--folder", type=Path, help="a folder on the disk that is measured; the results' by default")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in FULL_SIZES and path.stem != "__main__")
+    names = asked.only or [*FULL_SIZES, *others]
+    failed = [name for name in names if not ask(name, asked)]
+    documents = stored(asked.out, [*FULL_SIZES, *others])
+    (asked.out / "summary.json").write_text(json.dumps(summary(documents), indent=1, ensure_ascii=False) + "\n")
+    (asked.out / "tables.md").write_text(markdown(documents) + "\n")
+    drawn = plots(documents, asked.out)
+    print(f"tables.md, summary.json and {len(drawn)} plots are in {asked.out}")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def ask(name: str, asked: argparse.Namespace) -> bool:
+    """Run one question, and keep the document that it prints."""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, str(HERE / f"{name}.py"), *arguments(name, asked)], stdout=subprocess.PIPE)
+    print(f"{name}: {time.monotonic() - started:.0f} s, exit code {done.returncode}", flush=True)
+    if done.returncode == 0:
+        (asked.out / f"{name}.json").write_bytes(done.stdout)
+    return done.returncode == 0
+
+
+def arguments(name: str, asked: argparse.Namespace) -> list[str]:
+    """Return the options of one question."""
+    if name not in FULL_SIZES:
+        return []
+    found = ["--folder", str(asked.folder or asked.out)]
+    if asked.rounds:
+        found += ["--rounds", str(asked.rounds)]
+    size = asked.size or (FULL_SIZES[name] if asked.full else None)
+    if name == "small_tensors" and not asked.full:
+        # DCP and torchsnapshot need most of a minute for each round of all 5,000.
+        found += ["--count", "50" if asked.size else "2500"]
+    return [*found, "--size", size] if size and FULL_SIZES[name] else found
+
+
+def stored(folder: Path, names: list[str]) -> dict[str, Document]:
+    """Return the documents that lie in a folder, those of earlier runs included."""
+    paths = {name: folder / f"{name}.json" for name in names}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.is_file()}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

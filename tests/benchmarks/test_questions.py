@@ -1,0 +1,77 @@
+"""Every question of benchmarks/ runs on a tiny state and prints one document that holds together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("safetensors", reason="the peers are measured with it")
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY = ("--size", "1MiB", "--rounds", "1")
+
+# One interpreter for several questions: importing torch takes longer than all of these.
+SEVERAL = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import memory_and_disk, partial_change, small_state
+from harness.document import Settings, show
+for module in (memory_and_disk, partial_change, small_state):
+    asked = Settings(1 << 18, 1, Path(sys.argv[2]))
+    show(module.__doc__, asked, module.answer(asked))
+    print("next", flush=True)
+"""
+
+
+def test_quick_questions_print_a_document_and_leave_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL, str(BENCHMARKS), str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    documents = [json.loads(text) for text in done.stdout.split("next\n") if text]
+    assert len(documents) == 3
+    for document in documents:
+        check(document)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.soak
+def test_all_questions_make_tables(tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS), str(out), *TINY], check=False, capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    questions = {path.stem for path in BENCHMARKS.glob("*.py")} - {"__main__"}
+    documents = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json") if path.stem != "summary"}
+    assert documents.keys() == questions
+    for name, document in documents.items():
+        if "targets" in document:
+            check(document)
+        assert document["question"] in (out / "tables.md").read_text(), name
+    rows = json.loads((out / "summary.json").read_text())
+    assert sum(len(document.get("targets", [])) for document in documents.values()) == len(rows)
+    assert not [path for path in out.iterdir() if path.is_dir()]
+
+
+def check(document: dict[str, object]) -> None:
+    """Assert what holds for the document of any question."""
+    assert document["question"].endswith("?")
+    assert document["machine"]["processors"] > 0 and document["machine"]["versions"]["torch"]
+    for by_name in document["measures"].values():
+        for values in by_name.values():
+            assert len(values["rounds"]) == document["rounds"]
+            assert values["min"] <= values["median"] <= values["max"]
+    for target in document["targets"]:
+        assert target["aim"][0] in "≤≥"
+        assert target["met"] in (True, False)
+        assert target["median"] is not None or target["note"]
