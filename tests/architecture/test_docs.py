@@ -6,10 +6,7 @@ need only compile. Every other block is text: give it another language, such as 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGE, ROOT, shown, tracked_files
+from tests.architecture.source import PACKAGE, ROOT, broken, shown, tracked_files
+from tests.architecture.warm import WarmPython
 
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
-every_page = pytest.mark.parametrize("page", PAGES, ids=shown)
-
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<language>[^`\n]*)$")
 LINK = re.compile(r"!?\[[^\]\n]*\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")
 FOREIGN = re.compile(r"^[a-z][a-z0-9+.-]*:")
 RUN, COMPILE = "python", "python no-run"
+PROGRAMS = [page for page in PAGES if re.search(rf"^ *[`~]+ *{RUN}$", page.read_text(encoding="utf-8"), re.MULTILINE)]
 # Spellings that a reader takes for Python and this test would not run.
 EVASIONS = re.compile(r"^(py|py3|python3|pycon|ipython)\b|^python(?! no-run$)\b.+|^Python\b")
 
@@ -44,59 +41,66 @@ def test_there_are_pages_to_check() -> None:
     assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/index.md"} <= names
 
 
-@every_page
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    runnable = [block for block in blocks(page) if block.language == RUN]
-    if not runnable:
-        return
+@pytest.fixture(scope="module")
+def python() -> Iterator[WarmPython]:
+    with WarmPython(source=PACKAGE.parent) as process:
+        yield process
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=shown)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, python: WarmPython) -> None:
     script = tmp_path / "page.py"
-    script.write_text(program(runnable), encoding="utf-8")
+    script.write_text(program([block for block in blocks(page) if block.language == RUN]), encoding="utf-8")
     folder = tmp_path / "work"
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, f"the Python of {shown(page)} fails; line numbers are the page's\n{done.stderr}"
+    ended = python.run(script, folder=folder)
+    assert ended.returncode == 0, f"the Python of {shown(page)} fails; line numbers are the page's\n{ended.output}"
 
 
-@every_page
-def test_python_that_is_not_run_compiles(page: Path) -> None:
-    for block in blocks(page):
-        if block.language == COMPILE:
-            compile("\n" * (block.line - 1) + block.text, shown(page), "exec")
+def test_a_page_whose_python_fails_is_told_with_its_line(tmp_path: Path, python: WarmPython) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A\n\n```python\nimport safepoint\nsafepoint.no_such_name\n```\n")
+    script = tmp_path / "page.py"
+    script.write_text(program(blocks(page)))
+    ended = python.run(script, folder=tmp_path)
+    assert ended.returncode == 1
+    assert "line 5" in ended.output and "no_such_name" in ended.output
 
 
-@every_page
-def test_every_block_names_its_language(page: Path) -> None:
-    wrong = [
-        f"{shown(page)}:{block.line}: {block.language or 'no language'!r}; write {RUN!r}, {COMPILE!r}, or what it is"
-        for block in blocks(page)
-        if not block.language or EVASIONS.match(block.language)
-    ]
-    assert not wrong, "\n".join(wrong)
+def test_python_that_is_not_run_compiles() -> None:
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == COMPILE:
+                compile("\n" * (block.line - 1) + block.text, shown(page), "exec")
 
 
-@every_page
-def test_links_to_files_and_headings_lead_somewhere(page: Path) -> None:
+def test_every_block_names_its_language() -> None:
+    def unnamed(page: Path) -> Iterator[str]:
+        for block in blocks(page):
+            if not block.language or EVASIONS.match(block.language):
+                yield f"{block.line}: {block.language or 'no language'!r}; write {RUN!r}, {COMPILE!r}, or what it is"
+
+    wrong = broken(unnamed, PAGES)
+    assert not wrong, wrong
+
+
+def test_links_to_files_and_headings_lead_somewhere() -> None:
     tracked = set(tracked_files()) | set(PAGES)
-    folders = {parent for path in tracked for parent in path.parents}
-    wrong = []
-    for line, target in links(page):
-        if FOREIGN.match(target):
-            continue
-        path, _, heading = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
-        if found not in tracked and found not in folders:
-            wrong.append(f"{shown(page)}:{line}: no file {target}")
-        elif heading and found.suffix == ".md" and heading not in headings(found):
-            wrong.append(f"{shown(page)}:{line}: no heading #{heading} in {shown(found)}")
-    assert not wrong, "\n".join(wrong)
+    there = tracked | {parent for path in tracked for parent in path.parents}
+
+    def astray(page: Path) -> Iterator[str]:
+        for line, target in links(page):
+            path, _, heading = target.partition("#")
+            found = (page.parent / path).resolve() if path else page
+            if FOREIGN.match(target):
+                continue
+            if found not in there:
+                yield f"{line}: no file {target}"
+            elif heading and found.suffix == ".md" and heading not in headings(found):
+                yield f"{line}: no heading #{heading} in {shown(found)}"
+
+    wrong = broken(astray, PAGES)
+    assert not wrong, wrong
 
 
 def test_blocks_keep_the_line_numbers_of_their_page(tmp_path: Path) -> None:
