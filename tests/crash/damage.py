@@ -89,8 +89,8 @@ def needed_by(step: int, files: Mapping[str, bytes]) -> set[str]:
     return {path for path in files if path.startswith(folder) and not path.endswith("deleted.json")}
 
 
-def judge(files: Mapping[str, bytes], *touched: str) -> None:
-    """Start on damaged files, and check that nothing wrong was taken and nothing was hidden.
+def judge(files: Mapping[str, bytes], *touched: str) -> RestoreReport | None:
+    """Start on damaged files, check that nothing wrong was taken and nothing was hidden, and return the report.
 
     Args:
         touched: The paths of what differs from the sound run.
@@ -98,14 +98,15 @@ def judge(files: Mapping[str, bytes], *touched: str) -> None:
     outcome = start_on(storage_of(files))
     if outcome.report is None:
         assert any(path in outcome.error for path in touched), outcome.error
-        return
+        return None
     step = outcome.report.step
     assert step in (20, 30, 40, 50), "a fresh start"
     assert outcome.job.state() == whole_state(step)
     refused = {f"generations/{entry.generation}/{entry.file}": entry.reason for entry in outcome.report.refused}
     assert all(reason for reason in refused.values())
     if step == 50:
-        return
+        return outcome.report
     newer = [entry for entry in outcome.report.refused if int(entry.generation[5:17]) > step]
     assert {int(entry.generation[5:17]) for entry in newer} == {40, 50} - set(range(step + 1))
     assert any(path in refused or path in " ".join(refused.values()) for path in touched), refused
+    return outcome.report

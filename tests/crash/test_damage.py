@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from safepoint.errors import CorruptionError, NotFoundError, RequestError, SafepointError
+from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.select import Wish, check_run_is_there
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
@@ -27,13 +28,13 @@ def flipped(path: str, offset: int, bit: int) -> Files:
     return {**RUN, path: bytes(data)}
 
 
-def check_one(path: str, data: bytes | None) -> None:
-    """Check a run in which one file holds other bytes, or is gone: only what needs that file is not restored."""
+def check_one(path: str, data: bytes | None) -> RestoreReport:
+    """Start where one file holds other bytes, or is gone, and check that only what needs that file is not restored."""
     files = {other: RUN[other] for other in PATHS if other != path} | ({} if data is None else {path: data})
-    judge(files, path)
-    report = start_on(storage_of(files)).report
+    report = judge(files, path)
     assert report is not None
     assert report.step == (40 if path in needed_by(50, RUN) else 50)
+    return report
 
 
 def test_the_sound_run_is_restored_at_its_newest_step() -> None:
@@ -80,10 +81,8 @@ def test_a_file_with_more_bytes_than_it_had_is_harmless_or_named(path: str) -> N
 @pytest.mark.parametrize("path", PATHS)
 def test_a_removed_file_is_harmless_or_named(path: str) -> None:
     """Spec: C9.5, C10.2"""
-    check_one(path, None)
+    report = check_one(path, None)
     if path in needed_by(50, RUN):
-        report = start_on(storage_of({other: RUN[other] for other in PATHS if other != path})).report
-        assert report is not None
         assert f"generations/{report.refused[0].generation}/{report.refused[0].file}" == path
 
 
