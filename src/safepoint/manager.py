@@ -30,7 +30,7 @@ from safepoint.restoration import Restoration
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext
 from safepoint.restoring.select import Wish
-from safepoint.restoring.together import Ranks
+from safepoint.restoring.together import SHORTEST_SILENCE_S, Ranks
 from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
@@ -65,7 +65,8 @@ class CheckpointManager:
         probe: A function without side effects that gives numbers for a fixed batch, compared after a restore.
         takeover: Fence out a process that holds the run, instead of being refused.
         restart: Begin at step 0 although there are checkpoints; they become superseded.
-        deadline_s: How long a save waits for other ranks, and how long a rank may show no sign of life in a restore.
+        deadline_s: How long a save waits for other ranks; where it is above 30 also how long a rank may show no sign of
+            life in a restore, which is 30 otherwise.
         restore_deadline_s: How long a restore waits for the slowest rank, which may be reading all that it holds.
         process_group: The ranks that save one checkpoint together; all of the job if absent. Making a manager is then a
             collective call, and every rank calls the same methods at the same boundaries.
@@ -125,7 +126,7 @@ class CheckpointManager:
             compares_every=compares_every,
             refuses_difference=on_disagreement == "refuse",
         )
-        self._ranks = Ranks(group, deadline_s=restore_deadline_s, silence_s=deadline_s)
+        self._ranks = Ranks(group, deadline_s=restore_deadline_s, silence_s=max(deadline_s, SHORTEST_SILENCE_S))
         self._placement, self._monitor = StreamPlacement(), StepMonitor(registry.optimizers)
         self._boundary = boundary = Boundary(self._monitor, world_size=ranks)
         self._circumstances = circumstances = Circumstances(

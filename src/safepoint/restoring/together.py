@@ -24,6 +24,8 @@ from safepoint.group.solo import SoloGroup
 # How long a rank waits for the slowest one, which may be reading, and how long that one may show no sign of life.
 DEADLINE_S = 1800.0
 SILENCE_S = 60.0
+# A start that is given up costs more than a save: a machine may stand still for some seconds.
+SHORTEST_SILENCE_S = 30.0
 
 Value = TypeVar("Value")
 Finding = TypeVar("Finding", Reason, Difference)
