@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 
 from safepoint.errors import AbortedError
-from safepoint.format.digest import digest_bytes
 from safepoint.format.extent import Box, check_tiling
-from safepoint.saving.divide import Division, divide
-from safepoint.saving.layout import Layout, LayoutBox
+from safepoint.saving.divide import Division
+from safepoint.saving.divide import divide as divide_columns
+from safepoint.saving.layout import Layout, LayoutBox, columns_of, cut_digest
+from safepoint.saving.parts import RankPart, decode_part, written
 
 NOBODY_S_OWN: frozenset[str] = frozenset()
 
@@ -24,14 +26,36 @@ def rows(name: str, whole: tuple[int, ...], start: int, stop: int) -> LayoutBox:
 
 
 def layout(*boxes: LayoutBox) -> Layout:
-    return Layout(boxes, digest_bytes(repr(boxes).encode()))
+    ordered = tuple(sorted(boxes, key=lambda box: (box.item, box.name, box.offset)))
+    return Layout(ordered, columns_of(ordered))
 
 
-def sizes(division: Division) -> list[int]:
+@dataclass(frozen=True)
+class Divided:
+    """A division, and what each rank makes of the part that it is told."""
+
+    division: Division
+    parts: tuple[RankPart, ...]
+    planned: tuple[tuple[LayoutBox, ...], ...]
+
+    @property
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        return self.division.holders
+
+
+def divide(layouts: list[Layout], per_rank: frozenset[str], *, spreads: bool = True) -> Divided:
+    division = divide_columns([one.columns for one in layouts], per_rank, spreads=spreads)
+    parts = [decode_part(part, one, where="") for part, one in zip(division.parts, layouts, strict=True)]
+    planned = tuple(written(one, part) for one, part in zip(layouts, parts, strict=True))
+    assert division.digests == tuple(map(cut_digest, planned))
+    return Divided(division, tuple(parts), planned)
+
+
+def sizes(division: Divided) -> list[int]:
     return [sum(box.size_bytes for box in boxes) for boxes in division.planned]
 
 
-def check_is_whole(division: Division) -> None:
+def check_is_whole(division: Divided) -> None:
     pieces: dict[str, list[LayoutBox]] = {}
     for box in (box for boxes in division.planned for box in boxes):
         pieces.setdefault(box.name, []).append(box)
@@ -53,7 +77,7 @@ def test_replicated_tensors_are_divided_within_a_tenth_of_the_fair_share(world_s
     fair = sum(box.size_bytes for box in model.boxes) / world_size
     assert sum(sizes(division)) == pytest.approx(fair * world_size)
     assert max(sizes(division)) <= 1.1 * fair
-    assert division.tensor_counts == {"model": 26}
+    assert division.division.tensor_counts == {"model": 26}
     assert division.holders == (tuple(range(world_size)),)
 
 
@@ -76,7 +100,7 @@ def test_any_layouts_are_divided_whole_and_those_with_freedom_evenly(seed: int) 
     check_is_whole(division)
     assert divide(layouts, NOBODY_S_OWN) == division
     total = sum(box.size_bytes for boxes in division.planned for box in boxes)
-    assert sum(sizes(division)) == total == division.sizes_bytes["model"]
+    assert sum(sizes(division)) == total == division.division.sizes_bytes["model"]
     for rank, boxes in enumerate(division.planned):
         for box in boxes:
             assert any(is_within(box, one) for one in held[rank]), "a rank writes what it holds"
@@ -99,7 +123,7 @@ def test_items_of_ranks_own_are_written_by_each_and_not_taken_for_replicas() -> 
     own = layout(plain("t", 10, item="own"))
     division = divide([own] * 3, frozenset({"own"}))
     assert sizes(division) == [40, 40, 40]
-    assert division.tensor_counts == {"own": 3}
+    assert division.division.tensor_counts == {"own": 3}
     assert division.holders == ()
     other = layout(plain("t", 7, item="own"))
     assert sizes(divide([own, other], frozenset({"own"}))) == [40, 28]

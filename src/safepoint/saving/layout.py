@@ -1,15 +1,20 @@
 """Layouts: which boxes of which tensors a rank holds, without any content.
 
-A layout is exchanged by its digest, and in full only where the other side does not know it.
+A layout is exchanged by its digest, and in full only where the other side does not know it. Then it goes in columns:
+what names the boxes, which ranks that hold parts of the same tensors have in common, and a table of numbers.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Protocol
 
 import msgspec
+import numpy
+import numpy.typing
 
 from safepoint.errors import AbortedError
 from safepoint.format.digest import digest_bytes
@@ -19,6 +24,28 @@ from safepoint.state.item import CapturedTensor
 from safepoint.state.snapshot import SnapshotItem
 
 LAYOUT_LIMIT_BYTES = 1 << 30
+
+_WIDE = "<i8"
+_NARROW_LIMIT = 1 << 31
+
+Table = numpy.typing.NDArray[numpy.integer]
+
+
+class BoxLike(Protocol):
+    """Be a box of a tensor by name."""
+
+    @property
+    def item(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def global_shape(self) -> Shape: ...
+    @property
+    def offset(self) -> Shape: ...
+    @property
+    def shape(self) -> Shape: ...
 
 
 class LayoutBox(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -53,12 +80,53 @@ class LayoutBox(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return self.shape != self.global_shape
 
 
+class HeldTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Name the tensor of a box."""
+
+    item: str
+    name: str
+    dtype: str
+    global_shape: Shape
+    is_leaders: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Hold of each box of a layout its tensor, and the digest of all: what layouts of different ranks may share.
+
+    `ends` are the places in the table of numbers at which the axes of each box end.
+    """
+
+    tensors: tuple[HeldTensor, ...]
+    ends: tuple[int, ...]
+    digest: str
+
+    @classmethod
+    def of(cls, tensors: tuple[HeldTensor, ...], digest: str) -> Frame:
+        """Return the frame of these tensors."""
+        return cls(tensors, tuple(accumulate(len(tensor.global_shape) for tensor in tensors)), digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Hold a layout in columns: two rows of numbers, the offsets of all boxes and their lengths, axis after axis."""
+
+    frame: Frame
+    table: Table
+    digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Hold the boxes of one rank, sorted by item, name and offset, and their digest."""
+    """Hold the boxes of one rank, sorted by item, name and offset, and the same in columns."""
 
     boxes: tuple[LayoutBox, ...]
-    digest: str
+    columns: Columns
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the layout."""
+        return self.columns.digest
 
 
 def layout_of(items: Sequence[SnapshotItem]) -> tuple[Layout, tuple[CapturedTensor, ...]]:
@@ -73,26 +141,150 @@ def layout_of(items: Sequence[SnapshotItem]) -> tuple[Layout, tuple[CapturedTens
             pairs.append((box, tensor))
     pairs.sort(key=lambda pair: (pair[0].item, pair[0].name, pair[0].offset))
     boxes = tuple(box for box, _ in pairs)
-    return Layout(boxes, digest_bytes(msgspec.msgpack.encode(boxes))), tuple(tensor for _, tensor in pairs)
+    return Layout(boxes, columns_of(boxes)), tuple(tensor for _, tensor in pairs)
+
+
+def columns_of(boxes: Sequence[LayoutBox]) -> Columns:
+    """Return boxes in columns."""
+    tensors = tuple(HeldTensor(box.item, box.name, box.dtype, box.global_shape, box.is_leaders) for box in boxes)
+    frame = Frame.of(tensors, digest_bytes(msgspec.msgpack.encode(tensors)))
+    return _columns(frame, _table(boxes))
+
+
+def divided_items(layouts: Iterable[Columns]) -> set[str]:
+    """Return the items of which any box is less than its tensor."""
+    found: set[str] = set()
+    wholes: dict[str, tuple[Table, list[str]]] = {}
+    for one in layouts:
+        tensors = one.frame.tensors
+        if one.frame.digest not in wholes:
+            shapes = numpy.array([length for tensor in tensors for length in tensor.global_shape], numpy.int64)
+            wholes[one.frame.digest] = shapes, [tensor.item for tensor in tensors for _ in tensor.global_shape]
+        shape, items = wholes[one.frame.digest]
+        if not found.issuperset(items):
+            found.update(items[place] for place in numpy.flatnonzero(one.table[1] != shape).tolist())
+    return found
+
+
+def cut_digest(boxes: Iterable[BoxLike]) -> str:
+    """Return the digest of boxes in whatever order: names, types, shapes and offsets, no content.
+
+    Spec: C4.
+    """
+    ordered = sorted(boxes, key=lambda box: (box.item, box.name, box.offset))
+    tensors = tuple(HeldTensor(box.item, box.name, box.dtype, box.global_shape) for box in ordered)
+    return table_digest(digest_bytes(msgspec.msgpack.encode(tensors)), _table(ordered))
+
+
+def table_digest(frame_digest: str, table: Table) -> str:
+    """Return the digest of columns."""
+    return digest_bytes(frame_digest.encode("ascii") + table.astype(_WIDE, copy=False).tobytes())
 
 
 def encode_layout(layout: Layout) -> bytes:
     """Return a layout as bytes to be sent to the leader."""
-    return zlib.compress(msgspec.msgpack.encode(layout.boxes), 1)
+    columns = layout.columns
+    names = zlib.compress(msgspec.msgpack.encode(columns.frame.tensors), 1)
+    return msgspec.msgpack.encode((names, zlib.compress(columns.table.astype(_WIDE, copy=False).tobytes(), 1)))
 
 
-def decode_layout(message: bytes, *, digest: str, where: str) -> Layout:
-    """Return the layout that `encode_layout` was given, if it is the one of this digest.
+class LayoutReader:
+    """Decode layouts, and what names their boxes only once for all ranks that name them alike."""
 
-    Raises:
-        AbortedError: It is not.
+    def __init__(self) -> None:
+        self._frames: dict[str, Frame] = {}
+
+    def decode(self, message: bytes, *, digest: str, where: str) -> Columns:
+        """Return the layout that `encode_layout` was given, if it is the one of this digest.
+
+        Raises:
+            AbortedError: It is not.
+        """
+        try:
+            names, numbers = msgspec.msgpack.decode(message, type=tuple[bytes, bytes])
+            frame = self._frame(names)
+            inflated = zlib.decompressobj().decompress(numbers, LAYOUT_LIMIT_BYTES)
+        except (zlib.error, msgspec.DecodeError) as exc:
+            raise AbortedError("a layout cannot be decoded", where=where, found=str(exc)) from exc
+        axis_count = frame.ends[-1] if frame.ends else 0
+        if len(inflated) != 2 * axis_count * numpy.dtype(_WIDE).itemsize:
+            raise AbortedError("a layout has other numbers than its tensors have axes", where=where, found=axis_count)
+        columns = _columns(frame, numpy.frombuffer(inflated, _WIDE).reshape(2, axis_count))
+        if columns.digest != digest:
+            raise AbortedError(
+                "a layout is not the one that was announced", where=where, expected=digest, found=columns.digest
+            )
+        return columns
+
+    def _frame(self, names: bytes) -> Frame:
+        key = digest_bytes(names)
+        if key not in self._frames:
+            inflated = zlib.decompressobj().decompress(names, LAYOUT_LIMIT_BYTES)
+            tensors = msgspec.msgpack.decode(inflated, type=tuple[HeldTensor, ...])
+            self._frames[key] = Frame.of(tensors, digest_bytes(inflated))
+        return self._frames[key]
+
+
+class CutDigests:
+    """Make the digests of what ranks store, as `cut_digest` does, from columns.
+
+    What names the boxes is kept from one rank to the next: ranks that hold parts of the same tensors write the same.
     """
-    try:
-        inflated = zlib.decompressobj().decompress(message, LAYOUT_LIMIT_BYTES)
-        boxes = msgspec.msgpack.decode(inflated, type=tuple[LayoutBox, ...])
-    except (zlib.error, msgspec.DecodeError) as exc:
-        raise AbortedError("a layout cannot be decoded", where=where, found=str(exc)) from exc
-    found = digest_bytes(inflated)
-    if found != digest:
-        raise AbortedError("a layout is not the one that was announced", where=where, expected=digest, found=found)
-    return Layout(boxes, found)
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[bytes, str, Table]] = {}
+
+    def digest(self, columns: Columns, wholes: Table, cuts: Table) -> str:
+        """Return the digest of some boxes of a layout.
+
+        Args:
+            columns: The layout.
+            wholes: The numbers of boxes that are stored whole, in rising order.
+            cuts: Number, first row and end of each range of rows that is stored of another box: three rows of numbers.
+        """
+        numbers = wholes
+        is_cut = numpy.zeros(len(wholes), numpy.bool_)
+        if cuts.shape[1]:
+            numbers = numpy.concatenate([wholes, cuts[0]])
+            is_cut = numpy.arange(len(numbers)) >= len(wholes)
+            order = numpy.lexsort((numpy.concatenate([is_cut[: len(wholes)], cuts[1]]), numbers))
+            numbers, is_cut = numbers[order], is_cut[order]
+        names, places = self._names(columns.frame, numbers)
+        table = columns.table[:, places].astype(_WIDE)
+        if cuts.shape[1]:
+            lengths = [len(columns.frame.tensors[number].global_shape) for number in numbers.tolist()]
+            firsts = numpy.array([0, *accumulate(lengths)])[:-1][is_cut]
+            order = numpy.lexsort((cuts[1], cuts[0]))
+            table[0, firsts] += cuts[1][order]
+            table[1, firsts] = (cuts[2] - cuts[1])[order]
+        return table_digest(names, table)
+
+    def _names(self, frame: Frame, numbers: Table) -> tuple[str, Table]:
+        """Return the digest of the names of some boxes, and the places of their axes."""
+        key = numbers.tobytes()
+        known = self._known.get(frame.digest)
+        if known is None or known[0] != key:
+            listed = numbers.tolist()
+            held = [frame.tensors[number] for number in listed]
+            tensors = [HeldTensor(one.item, one.name, one.dtype, one.global_shape) for one in held]
+            axes = chain.from_iterable(
+                range(frame.ends[number] - len(tensor.global_shape), frame.ends[number])
+                for number, tensor in zip(listed, tensors, strict=True)
+            )
+            places = numpy.array(list(axes), numpy.int64)
+            known = key, digest_bytes(msgspec.msgpack.encode(tensors)), places
+            self._known[frame.digest] = known
+        return known[1], known[2]
+
+
+def _columns(frame: Frame, table: Table) -> Columns:
+    digest = table_digest(frame.digest, table)
+    is_narrow = not table.size or (table.min() >= 0 and table.max() < _NARROW_LIMIT)
+    return Columns(frame, table.astype(numpy.int32 if is_narrow else numpy.int64), digest)
+
+
+def _table(boxes: Sequence[BoxLike]) -> Table:
+    """Return offsets and lengths of all boxes, axis after axis."""
+    offsets = list(chain.from_iterable(box.offset for box in boxes))
+    lengths = list(chain.from_iterable(box.shape for box in boxes))
+    return numpy.array([offsets, lengths], numpy.int64)

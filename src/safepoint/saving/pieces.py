@@ -11,8 +11,8 @@ import msgspec
 from safepoint.errors import InternalError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
-from safepoint.saving.divide import RankPart, cut_box
 from safepoint.saving.layout import Layout
+from safepoint.saving.parts import RankPart, cut_box
 from safepoint.state.item import CapturedTensor, Divisible, Source, Summable, TensorSpec
 
 _WORD_BYTES = 8

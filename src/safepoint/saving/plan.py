@@ -28,9 +28,10 @@ from safepoint.group.agreement import join, lead
 from safepoint.group.base import Group
 from safepoint.saving.alike import Said, check_alike, check_steps, check_types, find_totals, said_by, settled
 from safepoint.saving.capture import Snapshot
-from safepoint.saving.divide import Division, RankPart, divide
+from safepoint.saving.divide import Division, divide
 from safepoint.saving.kinds import find_kind
-from safepoint.saving.layout import Layout, decode_layout, encode_layout, layout_of
+from safepoint.saving.layout import Columns, Layout, LayoutReader, divided_items, encode_layout, layout_of
+from safepoint.saving.parts import RankPart, decode_part
 from safepoint.state.item import CapturedTensor
 from safepoint.state.snapshot import SnapshotItem, digest_state
 
@@ -145,9 +146,10 @@ class Planner:
         self._attempt = 0
         self._unheard: list[str] = []
         self._count = 0
-        self._layouts: dict[str, Layout] = {}
+        self._layouts: dict[str, Columns] = {}
         self._divided = ("", RankPart())
         self._division: Division | None = None
+        self._made = ""
         self._last = ("", "")
         self._topics: list[str] = []
 
@@ -223,8 +225,8 @@ class Planner:
         """Plan for one rank, which writes all it holds."""
         layout, tensors = layout_of(snapshot.items)
         if layout.digest != self._divided[0] or self._division is None:
-            self._division = divide([layout], frozenset())
-            self._divided = (layout.digest, self._division.parts[0])
+            self._division = divide([layout.columns], frozenset())
+            self._divided = (layout.digest, decode_part(self._division.parts[0], layout, where="rank 0"))
         items = {item.name: PlannedItem(item.type, "global", 0) for item in snapshot.items}
         step = snapshot.progress.step
         plan = Plan(name_generation(step), step, layout.digest, items, False, *self._last)
@@ -252,9 +254,10 @@ class Planner:
             )
 
         def plan(parts: list[bytes]) -> bytes:
+            reader = LayoutReader()
             for rank, part in enumerate(parts):
                 if part:
-                    layout = decode_layout(part, digest=offers[rank].layout, where=f"rank {rank}")
+                    layout = reader.decode(part, digest=offers[rank].layout, where=f"rank {rank}")
                     self._layouts[layout.digest] = layout
             return msgspec.msgpack.encode(_Answer(self._plan(offers, name_generation)))
 
@@ -273,7 +276,7 @@ class Planner:
             raise InternalError("the leader has not made a plan", where=topic)
         if self._last == (told.plan.previous, UNKNOWN):
             _log.info("the save %s, whose outcome was unknown here, was %s", told.plan.previous, told.plan.outcome)
-        self._take_part(topic, told.plan, offers)
+        self._take_part(topic, told.plan, taken.layout, offers)
         division = self._division if self._group.rank == 0 else None
         types = {name: item.type for name, item in told.plan.items.items()}
         snapshot = settled(taken.snapshot, told.plan.totals, [one.said for one in offers], types)
@@ -282,7 +285,7 @@ class Planner:
     def _keep_layouts(self, taken: _Taken | SafepointError, offers: Sequence[_Offer]) -> None:
         """Keep the layouts that are in use, the leader's own among them."""
         if isinstance(taken, _Taken):
-            self._layouts[taken.layout.digest] = taken.layout
+            self._layouts[taken.layout.digest] = taken.layout.columns
         used = {one.layout for one in offers}
         self._layouts = {digest: layout for digest, layout in self._layouts.items() if digest in used}
 
@@ -293,29 +296,30 @@ class Planner:
         compares = bool(self._compares_every) and self._count % self._compares_every == 0
         # What ranks hold in common is one state only where this save finds that they hold the same, or fails.
         spreads = compares and self._refuses_difference
-        digest = digest_bytes(msgspec.json.encode([[layout.digest for layout in layouts], own, spreads]))
-        if digest != self._divided[0] or self._division is None:
+        digest = digest_bytes(msgspec.json.encode([[one.layout for one in offers], own, spreads]))
+        if digest != self._made or self._division is None:
             self._division = divide(layouts, frozenset(own), spreads=spreads)
-            self._divided = (digest, self._division.parts[0])
+            self._made = digest
         self._count += 1
         step = offers[0].step
         totals = find_totals([one.said for one in offers])
         return Plan(name_generation(step), step, digest, items, compares, *self._last, totals)
 
-    def _take_part(self, topic: str, plan: Plan, offers: Sequence[_Offer]) -> None:
+    def _take_part(self, topic: str, plan: Plan, layout: Layout, offers: Sequence[_Offer]) -> None:
         """Give the ranks their parts of a division that they do not know, or receive it."""
-        if self._group.rank == 0:
-            if self._division is None:
-                raise InternalError("a plan was made without a division", where=topic)
-            for rank, one in enumerate(offers[1:], start=1):
-                if one.division != plan.division:
-                    part = msgspec.msgpack.encode(self._division.parts[rank])
-                    self._group.spread(f"{topic}/part/{rank}", part, deadline_s=self._deadline_s)
+        own = f"{topic}/part/{self._group.rank}"
+        if self._group.rank != 0:
+            if self._divided[0] != plan.division:
+                message = self._group.spread(own, None, deadline_s=self._deadline_s)
+                self._divided = (plan.division, decode_part(message, layout, where=own))
             return
+        if self._division is None:
+            raise InternalError("a plan was made without a division", where=topic)
         if self._divided[0] != plan.division:
-            own = f"{topic}/part/{self._group.rank}"
-            message = self._group.spread(own, None, deadline_s=self._deadline_s)
-            self._divided = (plan.division, _decoded(message, RankPart, own))
+            self._divided = (plan.division, decode_part(self._division.parts[0], layout, where=own))
+        for rank, one in enumerate(offers[1:], start=1):
+            if one.division != plan.division:
+                self._group.spread(f"{topic}/part/{rank}", self._division.parts[rank], deadline_s=self._deadline_s)
 
     def _settle(self, topic: str) -> None:
         """Forget what was said before: every rank has made this offer, so nobody reads it any more."""
@@ -365,10 +369,9 @@ def _check_said(taken: _Taken | SafepointError, offers: Sequence[_Offer]) -> Non
         check_alike([one.said for one in offers], common=common, accepts=taken.snapshot.accepts)
 
 
-def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Layout]) -> dict[str, PlannedItem]:
+def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Columns]) -> dict[str, PlannedItem]:
     """Return the kind of each item and who stores its tree."""
-    distinct = {layout.digest: layout for layout in layouts}.values()
-    in_parts = {box.item for layout in distinct for box in layout.boxes if box.is_part}
+    in_parts = divided_items({layout.digest: layout for layout in layouts}.values())
     holders: dict[str, dict[int, _ItemOffer]] = {}
     for rank, one in enumerate(offers):
         for name, item in one.items.items():

@@ -33,7 +33,6 @@ def find_doubts(ballots: Sequence[Ballot], division: Division) -> Doubts:
     Raises:
         AbortedError: A rank did not vote on a set that it holds.
     """
-    leaders = {one.number for part in division.parts for one in part.replicas if one.is_leaders}
     found = []
     for number, holders in enumerate(division.holders):
         digests = {rank: ballots[rank].replicas.get(str(number)) for rank in holders}
@@ -42,7 +41,7 @@ def find_doubts(ballots: Sequence[Ballot], division: Division) -> Doubts:
             raise AbortedError("a rank did not compare what it shares", where=f"rank {silent[0]}")
         if len(set(digests.values())) > 1:
             found.append(number)
-    must = tuple(number for number in found if number not in leaders)
+    must = tuple(number for number in found if number not in division.leaders)
     return Doubts(must, len(must) < len(found))
 
 
@@ -73,8 +72,7 @@ def find_difference(messages: Sequence[bytes], division: Division, sets: Sequenc
 
 def describe_agreement(division: Division, difference: str, *, is_leaders_own: bool) -> str:
     """Return what the manifest says of replicas that were compared."""
-    counts = {one.number: len(one.boxes) for part in division.parts for one in part.replicas}
-    text = f"{sum(counts.values())} replicated boxes compared"
+    text = f"{sum(division.box_counts)} replicated boxes compared"
     text += f", different: {difference}" if difference else ", equal"
     return f"{text}, but for buffers, of which the lowest rank's are stored" if is_leaders_own else text
 

@@ -22,7 +22,7 @@ from safepoint.format.extent import Shape
 from safepoint.format.index import Index, IndexedItem, ObjectReference, Tensor, entry_keys
 from safepoint.format.names import data_name
 from safepoint.format.state_digest import item_digest, rank_share
-from safepoint.saving.layout import LayoutBox
+from safepoint.saving.layout import cut_digest
 from safepoint.saving.pieces import Piece
 from safepoint.state.snapshot import SnapshotItem, digest_chunks
 
@@ -106,7 +106,7 @@ def stage(items: Sequence[SnapshotItem], pieces: Sequence[Piece], place: Place, 
         items={item.name: IndexedItem(item.type, item.plain) for item in items if item.name in place.trees},
         tensors=tuple(tensors),
     )
-    return StagedRank(data, index, _shares(index, place), boxes_digest(index.tensors))
+    return StagedRank(data, index, _shares(index, place), cut_digest(index.tensors))
 
 
 def encode_header(placed: Sequence[tuple[Piece, int]]) -> bytes:
@@ -131,10 +131,10 @@ def encode_header(placed: Sequence[tuple[Piece, int]]) -> bytes:
     return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
 
 
-def boxes_digest(boxes: Iterable[Tensor | LayoutBox]) -> str:
-    """Return the digest of how tensors are cut: names, types, shapes and boxes in the order of the file, no content.
+def boxes_digest(boxes: Iterable[Tensor]) -> str:
+    """Return what the manifest of one rank says of how tensors are cut: a digest of names, types, shapes and boxes.
 
-    Spec: C4.
+    Spec: F7.1.
     """
     ordered = sorted(boxes, key=lambda box: _order(box.item, box.name, box.dtype, box.offset))
     rows = [[box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape] for box in ordered]

@@ -20,7 +20,6 @@ from safepoint.format.index import ObjectReference
 from safepoint.format.names import data_name, generation_path, index_name
 from safepoint.group.base import Group
 from safepoint.saving.divide import Division
-from safepoint.saving.stage import boxes_digest
 from safepoint.storage.base import Storage
 
 _POLL_S = 0.25
@@ -92,15 +91,15 @@ def check_planned(ballots: Sequence[Ballot], division: Division) -> None:
 
     Spec: C5.
     """
-    for ballot, boxes in zip(ballots, division.planned, strict=True):
+    for ballot, digest in zip(ballots, division.digests, strict=True):
         own = {data_name(ballot.rank, ballot.world_size), index_name(ballot.rank, ballot.world_size)}
         named = [entry.name for entry in ballot.objects if entry.generation == ballot.generation]
-        if ballot.layout != boxes_digest(boxes) or sorted(named) != sorted(own):
+        if ballot.layout != digest or sorted(named) != sorted(own):
             raise AbortedError(
                 "a rank stored something else than was planned",
                 where=f"rank {ballot.rank}",
-                expected=f"{len(boxes)} boxes in {', '.join(sorted(own))}",
-                found=", ".join(sorted(named)),
+                expected=f"boxes with the digest {digest} in {', '.join(sorted(own))}",
+                found=f"{ballot.layout} in {', '.join(sorted(named))}",
             )
 
 
