@@ -114,6 +114,7 @@ def write_generation(
     metrics: Mapping[str, Any] | None = None,
     is_committed: bool = True,
     created: str = CREATED,
+    timings_s: Mapping[str, float] | None = None,
 ) -> str:
     """Write a generation of the chain's last incarnation and return its name.
 
@@ -150,6 +151,7 @@ def write_generation(
             for name in names
         }
         manifest = _manifest(generation, step, tuple(chain), summaries, objects, len(parts), run, metrics, created)
+        manifest = replace(manifest, timings_s=dict(timings_s or {}))
         storage.publish(generation_path(generation, MANIFEST), seal(manifest))
     return generation
 

@@ -30,7 +30,7 @@ LAYERS = (
     ("contract", "progress", "stop"),
     ("catalog", "state", "data", "faults", "journal"),
     ("joining", "passes"),
-    ("saving", "restoring", "retention", "schedule", "boundary", "evidence", "checkpoints"),
+    ("saving", "restoring", "retention", "schedule", "planning", "boundary", "evidence", "checkpoints"),
     ("saver", "conditions", "membership", "source"),
     ("due", "settings"),
     ("iteration", "enrolment", "restoration"),
