@@ -111,6 +111,19 @@ def test_an_absent_leader_is_a_lost_leader_to_those_who_listen() -> None:
     assert "plan" in str(outcomes[1].error) and "35 s" in str(outcomes[1].error)
 
 
+def test_a_word_of_another_exchange_is_passed_over_until_the_right_one_comes() -> None:
+    """The leader says it again where it sees that nobody has heard: whoever looked before that waits for it."""
+    job = played(3, (0, MessageFault(MessageEffect.FOREIGN, verb="post", key="plan/word")))
+
+    def hear(rank: RankThread) -> bytes:
+        if rank.rank == 0:
+            rank.group.spread("plan", b"first", deadline_s=DEADLINE_S)
+            rank.ambient.sleep(DEADLINE_S / 2)
+        return rank.group.spread("plan", b"again" if rank.rank == 0 else None, deadline_s=DEADLINE_S)
+
+    assert [outcome.returned() for outcome in job.run(hear)] == [b"again"] * 3
+
+
 def test_many_absent_ranks_are_counted_and_the_first_are_named() -> None:
     job = RankThreads(40)
 

@@ -176,10 +176,16 @@ class BoardGroup:
 
     def _hear(self, key: str, *, wait_s: float, topic: str) -> bytes:
         watch = self._watch()
+        found = "nothing"
 
         def look(limit_s: float) -> bytes | None:
+            nonlocal found
             word = self._board.look(key, limit_s=limit_s)
-            if word is None and watch is not None and watch.finds_silence([0]):
+            message = None if word is None else _unsealed(key, word)
+            if word is not None and message is None:
+                # What was said in another exchange may still be replaced by what is said in this one.
+                found = "a word of another exchange"
+            if message is None and watch is not None and watch.finds_silence([0]):
                 raise LeaderLostError(
                     "the leader shows no sign of life",
                     where=topic,
@@ -187,20 +193,17 @@ class BoardGroup:
                     found="nothing",
                     remedy="See whether the process of rank 0 runs.",
                 )
-            return word
+            return message
 
-        word = self._poll(look, wait_s, watch)
-        if word is None:
+        message = self._poll(look, wait_s, watch)
+        if message is None:
             raise LeaderLostError(
                 "the leader did not answer",
                 where=topic,
                 expected=f"a word from rank 0 within {wait_s:g} s",
-                found="nothing",
+                found=found,
                 remedy="See whether the process of rank 0 runs and its host can be reached.",
             )
-        message = _unsealed(key, word)
-        if message is None:
-            raise LeaderLostError("a word of the leader belongs to another exchange", where=topic)
         return message
 
     @property
