@@ -37,6 +37,7 @@ def answer(asked: Settings) -> Answer:
                 for way in ways
             ],
             rounds=asked.rounds,
+            seconds=asked.seconds,
             between=come_to_rest,
         )
         for way in ways:
@@ -52,5 +53,5 @@ def answer(asked: Settings) -> Answer:
 
 
 if __name__ == "__main__":
-    asked = settings(options(__doc__, size="512MiB").parse_args())
+    asked = settings(options(__doc__, size="256MiB").parse_args())
     show(__doc__, asked, answer(asked))

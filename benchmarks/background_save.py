@@ -45,6 +45,7 @@ def answer(asked: Settings, *, steps: int) -> Answer:
                 *(Candidate(way.name, lambda way=way: lap_of(way.name, way), after=way.forget) for way in ways),
             ],
             rounds=asked.rounds,
+            seconds=asked.seconds,
             between=come_to_rest,
         )
         for way in ways:
@@ -58,7 +59,7 @@ def answer(asked: Settings, *, steps: int) -> Answer:
         series=series,
         targets=targets(series, [way.name for way in ways if way.name != "safepoint"]),
         absent=absent,
-        further={"step_times": {name: tails(of[-asked.rounds :]) for name, of in laps.items()}},
+        further={"step_times": {name: tails(of[-series.rounds :]) for name, of in laps.items()}},
         notes=notes(series, steps),
     )
 
@@ -110,7 +111,7 @@ def notes(series: Series, steps: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = options(__doc__, size="512MiB")
+    parser = options(__doc__, size="256MiB")
     parser.add_argument("--steps", type=int, default=8, help="updates of a lap")
     parsed = parser.parse_args()
     asked = settings(parsed)

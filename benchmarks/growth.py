@@ -75,7 +75,7 @@ def answer(asked: Settings) -> Answer:
     with workplace(asked.folder, needed_bytes=3 * asked.size_bytes) as folder:
         states = [Size(folder, size) for size in sizes]
         candidates = [one for state in states for one in state.candidates()]
-        series = interleave(candidates, rounds=asked.rounds, between=come_to_rest)
+        series = interleave(candidates, rounds=asked.rounds, seconds=asked.seconds, between=come_to_rest)
         for state in states:
             state.close()
     return Answer({"sizes_bytes": [state.size_bytes for state in states]}, series, targets(series, states))

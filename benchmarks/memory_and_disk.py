@@ -32,11 +32,11 @@ def answer(asked: Settings) -> Answer:
                 Candidate(f"digest_{threads}", partial(timed, partial(take_digests, source, threads=threads)))
                 for threads in (1, 2)
             ),
-            *(named("write", one) for one in write_limits(folder, source)),
+            *(named("write", one) for one in write_limits(folder, source, buffered=True)),
             *(named("read_cold", one) for one in read_limits(path, target, cold=True)),
             *(named("read_warm", one) for one in read_limits(path, target, cold=False)),
         ]
-        series = interleave(measured, rounds=asked.rounds, between=come_to_rest)
+        series = interleave(measured, rounds=asked.rounds, seconds=asked.seconds, between=come_to_rest)
     rates = {
         one.name: round(asked.size_bytes / statistics.median(series.of("seconds", one.name)) / 1e9, 3)
         for one in measured
@@ -51,5 +51,5 @@ def named(kind: str, candidate: Candidate) -> Candidate:
 
 
 if __name__ == "__main__":
-    asked = settings(options(__doc__, size="512MiB").parse_args())
+    asked = settings(options(__doc__, size="256MiB").parse_args())
     show(__doc__, asked, answer(asked))

@@ -46,7 +46,7 @@ def answer(asked: Settings) -> Answer:
         made = [candidate("full", folder, adapted)]
         if has_increments:
             made.append(candidate("incremental", folder, adapted, incremental=True))
-        series = interleave([one for one, _ in made], rounds=asked.rounds, between=come_to_rest)
+        series = interleave([one for one, _ in made], rounds=asked.rounds, seconds=asked.seconds, between=come_to_rest)
         for _, managed in made:
             managed.close()
     return Answer(
@@ -71,5 +71,5 @@ def without_value(row: str) -> Target:
 
 
 if __name__ == "__main__":
-    asked = settings(options(__doc__, size="512MiB").parse_args())
+    asked = settings(options(__doc__, size="256MiB").parse_args())
     show(__doc__, asked, answer(asked))

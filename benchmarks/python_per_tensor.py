@@ -52,7 +52,7 @@ def answer(asked: Settings, *, counts: tuple[int, int]) -> Answer:
     states = {str(count): Tiny(count) for count in (few, many)}
     with workplace(asked.folder, needed_bytes=64 << 20) as folder:
         measured = [Candidate(name, lambda tiny=tiny: tiny.seconds(folder)) for name, tiny in states.items()]
-        series = interleave(measured, rounds=asked.rounds, between=come_to_rest)
+        series = interleave(measured, rounds=asked.rounds, seconds=asked.seconds, between=come_to_rest)
     targets = [
         Target(
             f"Python per tensor, {word} save",

@@ -58,7 +58,7 @@ def run_job(folder: Path, asked: Settings) -> dict[str, dict[str, list[float]]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", str(script)]
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [*command, str(asked.size_bytes), str(asked.rounds), str(folder), str(report)],
+        [*command, str(asked.size_bytes), str(asked.rounds), str(asked.seconds), str(folder), str(report)],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         check=False,
         capture_output=True,
@@ -71,5 +71,5 @@ def run_job(folder: Path, asked: Settings) -> dict[str, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    asked = settings(options(__doc__, size="512MiB").parse_args())
+    asked = settings(options(__doc__, size="256MiB").parse_args())
     show(__doc__, asked, answer(asked))

@@ -88,7 +88,10 @@ def answer(asked: Settings) -> Answer:
         readings = Readings(folder, training, others)
         for kind in ("cold", "warm"):
             measured = readings.candidates(cold=kind == "cold")
-            both.take(interleave(measured, rounds=asked.rounds, between=come_to_rest), {"seconds": kind})
+            both.take(
+                interleave(measured, rounds=asked.rounds, seconds=asked.seconds / 2, between=come_to_rest),
+                {"seconds": kind},
+            )
         cached, stored = readings.shares_cached(), readings.stored_bytes()
     return Answer(
         state={"bytes": size_of(training.tensors())},
@@ -117,5 +120,5 @@ def targets(series: Series) -> list[Target]:
 
 
 if __name__ == "__main__":
-    asked = settings(options(__doc__, size="1GiB").parse_args())
+    asked = settings(options(__doc__, size="512MiB").parse_args())
     show(__doc__, asked, answer(asked))

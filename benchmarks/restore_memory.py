@@ -63,7 +63,7 @@ def answer(asked: Settings, *, size: str) -> Answer:
 
 
 if __name__ == "__main__":
-    parser = options(__doc__, size="512MiB")
+    parser = options(__doc__, size="256MiB")
     parser.add_argument("--watched", help=argparse.SUPPRESS)
     parsed = parser.parse_args()
     if parsed.watched:

@@ -82,6 +82,7 @@ def answer(asked: Settings) -> Answer:
                 ),
             ],
             rounds=asked.rounds,
+            seconds=asked.seconds,
             between=come_to_rest,
         )
         managed.close()

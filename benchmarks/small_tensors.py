@@ -66,7 +66,7 @@ def answer(asked: Settings, *, count: int) -> Answer:
             Candidate("safepoint", small.ours),
             *(Candidate(peer.name, partial(small.theirs, peer)) for peer in others),
         ]
-        series = interleave(measured, rounds=asked.rounds, warm_ups=0, between=come_to_rest)
+        series = interleave(measured, rounds=asked.rounds, seconds=asked.seconds, warm_ups=0, between=come_to_rest)
     targets = []
     for quantity in ("save", "restore"):
         fastest = series.best(quantity, [peer.name for peer in others])

@@ -49,7 +49,7 @@ def answer(asked: Settings) -> Answer:
     others, absent = peers()
     with workplace(asked.folder, needed_bytes=3 * asked.size_bytes) as folder:
         measured, managed = candidates(folder, training, others)
-        series = interleave(measured, rounds=asked.rounds, between=come_to_rest)
+        series = interleave(measured, rounds=asked.rounds, seconds=asked.seconds, between=come_to_rest)
         managed.close()
     raw = [one.name for one in measured if one.name.startswith("raw_")]
     limit = series.best("seconds", raw)
@@ -73,5 +73,5 @@ def answer(asked: Settings) -> Answer:
 
 
 if __name__ == "__main__":
-    asked = settings(options(__doc__, size="1GiB").parse_args())
+    asked = settings(options(__doc__, size="512MiB").parse_args())
     show(__doc__, asked, answer(asked))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,11 +20,15 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Hold the options of a question: size of the state, rounds that are kept, and where files are written."""
+    """Hold the options of a question: size of the state, rounds that are kept, where files are written, its time.
+
+    No further round is begun when `seconds` would be over before its end.
+    """
 
     size_bytes: int
     rounds: int
     folder: Path
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +84,13 @@ def options(description: str, *, size: str, rounds: int = 5) -> argparse.Argumen
     parser.add_argument(
         "--folder", type=Path, default=RESULTS, help="where files are written; the disk that is measured"
     )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round that would end later; no limit")
     return parser
 
 
 def settings(parsed: argparse.Namespace) -> Settings:
     """Return what was asked for."""
-    return Settings(parse_size(parsed.size), parsed.rounds, parsed.folder)
+    return Settings(parse_size(parsed.size), parsed.rounds, parsed.folder, parsed.seconds)
 
 
 def parse_size(text: str) -> int:
@@ -97,15 +103,18 @@ def parse_size(text: str) -> int:
 
 def show(description: str, asked: Settings, answer: Answer) -> None:
     """Print the document of one question."""
+    made, notes = answer.series.rounds, list(answer.notes)
+    if made < asked.rounds:
+        notes.append(f"there was time for {made} of {asked.rounds} rounds")
     found = {
         "question": description.splitlines()[0],
         "state": {"size_bytes": asked.size_bytes, **answer.state},
-        "rounds": asked.rounds,
+        "rounds": made,
         "targets": [target.document() for target in answer.targets],
         "measures": answer.series.document(),
         **answer.further,
         "absent": dict(answer.absent),
-        "notes": list(answer.notes),
+        "notes": notes,
         "machine": describe(asked.folder),
     }
     print(json.dumps(found, indent=1, ensure_ascii=False))

@@ -111,21 +111,30 @@ def read_file(path: Path, target: numpy.ndarray, *, threads: int, direct: bool) 
         os.close(descriptor)
 
 
-def write_limits(folder: Path, source: numpy.ndarray) -> list[Candidate]:
-    """Return the ways to write these bytes durably with nothing else to do."""
+def write_limits(folder: Path, source: numpy.ndarray, *, buffered: bool = False) -> list[Candidate]:
+    """Return the ways to write these bytes durably with nothing else to do.
+
+    Args:
+        folder: Where to write.
+        source: The bytes.
+        buffered: Whether the page cache's ways are wanted too where O_DIRECT works; elsewhere there are no others.
+    """
     path = folder / "raw"
 
     def made(name: str, write: Callable[[], None]) -> Candidate:
         return Candidate(name, lambda: timed(write), after=lambda: remove(path))
 
-    ways = [
+    by_cache = [
         made("raw_buffered_fsync", lambda: write_buffered(path, source, by_range=False)),
         made("raw_sync_file_range", lambda: write_buffered(path, source, by_range=True)),
     ]
-    if supports_direct(folder):
-        ways.append(made("raw_direct_1", lambda: write_direct(path, source, threads=1)))
-        ways.append(made("raw_direct_2", lambda: write_direct(path, source, threads=2)))
-    return ways
+    if not supports_direct(folder):
+        return by_cache
+    past_it = [
+        made("raw_direct_1", lambda: write_direct(path, source, threads=1)),
+        made("raw_direct_2", lambda: write_direct(path, source, threads=2)),
+    ]
+    return [*(by_cache if buffered else []), *past_it]
 
 
 def read_limits(path: Path, target: numpy.ndarray, *, cold: bool) -> list[Candidate]:

@@ -1,6 +1,6 @@
 """The job of `ranks.py`: each of its ranks runs this under torchrun.
 
-rank_job.py SIZE_BYTES ROUNDS FOLDER REPORT
+rank_job.py SIZE_BYTES ROUNDS SECONDS FOLDER REPORT
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.files import come_to_rest
 from harness.managed import Managed
-from harness.rounds import WARM_UPS
+from harness.rounds import WARM_UPS, RoundClock
 from harness.states import LAYERS, Network, Training, size_of, width_of
 
 KINDS = (("one_rank", 1), ("fsdp2_2", 2), ("fsdp2_4", 4), ("ddp_2", 2), ("ddp_4", 4))
@@ -86,21 +86,32 @@ def take_turn(parts: list[Part]) -> list[float]:
     return found
 
 
+def agreed(has_time: bool) -> bool:
+    """Return what the first rank's clock says, on all ranks."""
+    said = [has_time]
+    dist.broadcast_object_list(said, src=0)
+    return said[0]
+
+
 def main() -> None:
     """Measure, and let the first rank write the report."""
-    size_bytes, rounds = int(sys.argv[1]), int(sys.argv[2])
-    folder, report = Path(sys.argv[3]), Path(sys.argv[4])
+    size_bytes, rounds, limit_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    folder, report = Path(sys.argv[4]), Path(sys.argv[5])
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     groups = {count: dist.new_group(list(range(count))) for count in (1, 2, 4)}
     parts = [Part(name, folder, size_bytes, groups[count]) for name, count in KINDS if rank < count]
     seconds: dict[str, list[float]] = {name: [] for name, _ in KINDS}
+    clock = RoundClock(limit_s)
     for turn in range(-WARM_UPS, rounds):
+        if turn > 0 and not agreed(clock.has_time):
+            break
         start = turn % len(KINDS)
         for name, _ in [*KINDS[start:], *KINDS[:start]]:
             spent = take_turn([part for part in parts if part.name == name])
             if turn >= 0:
                 seconds[name] += spent
+        clock.end_round()
     for part in parts:
         part.close()
     if rank == 0:

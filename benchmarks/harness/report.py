@@ -35,7 +35,7 @@ def markdown(documents: Mapping[str, Document]) -> str:
     """Return the tables: the targets, and what each question measured."""
     lines = ["# Measured", "", *machine_lines(documents), "", "## Targets", "", *target_rows(summary(documents)), ""]
     for name, found in documents.items():
-        lines += [f"## {found['question']}", "", f"`benchmarks/{name}.py`{state_text(found)}", ""]
+        lines += [f"## {found.get('question', name)}", "", f"`benchmarks/{name}.py`{state_text(found)}", ""]
         for quantity, by_name in found.get("measures", {}).items():
             lines += [*quantity_rows(name, quantity, by_name), ""]
         if "step_times" in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,6 +61,11 @@ class Series:
         pairs = zip(self.of(quantity, above), self.of(quantity, below), strict=True)
         return [over / under if under else float("inf") for over, under in pairs]
 
+    @property
+    def rounds(self) -> int:
+        """Return how many rounds were kept."""
+        return max((len(values) for by_name in self._values.values() for values in by_name.values()), default=0)
+
     def document(self, digits: int = 6) -> dict[str, dict[str, dict[str, object]]]:
         """Return the whole, with median, least and greatest, as it is printed."""
         return {
@@ -82,13 +88,19 @@ def rounded(values: Iterable[float], digits: int) -> list[float]:
 
 
 def interleave(
-    candidates: Sequence[Candidate], *, rounds: int, warm_ups: int = WARM_UPS, between: Callable[[], object] = nothing
+    candidates: Sequence[Candidate],
+    *,
+    rounds: int,
+    seconds: float = math.inf,
+    warm_ups: int = WARM_UPS,
+    between: Callable[[], object] = nothing,
 ) -> Series:
     """Measure every candidate once in each round, and begin each round with the next one.
 
     Args:
         candidates: What is measured.
         rounds: How many rounds are kept.
+        seconds: No further round is begun that would end later than this, going by the longest one; one is always kept.
         warm_ups: Rounds before these, which are not kept.
         between: Called before each candidate, unmeasured; lets the disk come to rest.
     """
@@ -96,7 +108,10 @@ def interleave(
     # What was imported stays; without this each collection walks all of torch.
     gc.collect()
     gc.freeze()
+    clock = RoundClock(seconds)
     for turn in range(-warm_ups, rounds):
+        if turn > 0 and not clock.has_time:
+            break
         start = turn % len(candidates)
         for candidate in [*candidates[start:], *candidates[:start]]:
             candidate.before()
@@ -106,7 +121,26 @@ def interleave(
             candidate.after()
             if turn >= 0:
                 series.add(candidate.name, found)
+        clock.end_round()
     return series
+
+
+class RoundClock:
+    """Tell whether there is time for one more round, going by the longest so far."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.perf_counter() + seconds
+        self._began, self._longest = time.perf_counter(), 0.0
+
+    @property
+    def has_time(self) -> bool:
+        """Return whether one more round would end in time."""
+        return time.perf_counter() + self._longest <= self._end
+
+    def end_round(self) -> None:
+        """Mark the end of a round, with which the next one begins."""
+        ended = time.perf_counter()
+        self._longest, self._began = max(self._longest, ended - self._began), ended
 
 
 def timed(action: Callable[[], object]) -> dict[str, float]:

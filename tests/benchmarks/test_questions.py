@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 pytest.importorskip("safetensors", reason="the peers are measured with it")
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 TINY = ("--size", "1MiB", "--rounds", "1")
 
 # One interpreter for several questions: importing torch takes longer than all of these.
@@ -31,6 +34,7 @@ for module in (memory_and_disk, partial_change, small_state):
 def test_quick_questions_print_a_document_and_leave_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SEVERAL, str(BENCHMARKS), str(tmp_path)],
+        env=ENVIRONMENT,
         check=False,
         capture_output=True,
         text=True,
@@ -45,10 +49,16 @@ def test_quick_questions_print_a_document_and_leave_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1900)
 def test_all_questions_make_tables(tmp_path: Path) -> None:
     out = tmp_path / "results"
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS), str(out), *TINY], check=False, capture_output=True, text=True, timeout=1800
+        [sys.executable, str(BENCHMARKS), str(out), *TINY],
+        env=ENVIRONMENT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
     questions = {path.stem for path in BENCHMARKS.glob("*.py")} - {"__main__"}

@@ -25,6 +25,11 @@ def test_each_round_begins_with_the_next_candidate_and_warm_ups_are_not_kept() -
     assert len(series.of("turn", "a")) == 3
 
 
+def test_one_round_is_kept_where_there_is_no_time_and_only_whole_rounds_are() -> None:
+    series = interleave([Candidate(name, lambda: {"turn": 1.0}) for name in "ab"], rounds=5, seconds=0.0)
+    assert (series.of("turn", "a"), series.of("turn", "b"), series.rounds) == ([1.0], [1.0], 1)
+
+
 def test_ratios_are_taken_round_by_round() -> None:
     series = Series()
     for ours, theirs in ((1.0, 2.0), (4.0, 4.0), (2.0, 1.0)):
