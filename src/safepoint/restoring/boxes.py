@@ -36,10 +36,11 @@ class TensorKey:
 
 @dataclass(frozen=True, slots=True)
 class StoredBox:
-    """Hold one stored box of a tensor, and the paths of the files that its chunks are numbered by."""
+    """Hold one stored box of a tensor, the paths that its chunks are numbered by, and the rank whose index names it."""
 
     tensor: Tensor
     paths: tuple[str, ...]
+    rank: int = 0
 
     @property
     def box(self) -> Box:
@@ -70,7 +71,7 @@ def boxes_by_tensor(manifest: Manifest, indexes: Iterable[Index]) -> dict[Tensor
                 where = f"{manifest.generation}: {tensor.item}/{tensor.name}"
                 raise CorruptionError("a stored tensor belongs to no item of the manifest", where=where)
             key = TensorKey(tensor.item, tensor.name, index.rank if summary.kind == "per_rank" else None)
-            found.setdefault(key, []).append(StoredBox(tensor, paths))
+            found.setdefault(key, []).append(StoredBox(tensor, paths, index.rank))
     return {key: tuple(boxes) for key, boxes in found.items()}
 
 

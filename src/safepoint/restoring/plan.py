@@ -91,12 +91,27 @@ def paths_of(reads: Sequence[TensorRead]) -> set[str]:
     return {chunk.path for read in reads for chunk in read.chunks}
 
 
+def target_boxes(target: TensorTarget, whole: tuple[int, ...], where: str) -> tuple[TargetBox, ...]:
+    """Return the boxes of a target of a tensor of this shape, each with what takes it."""
+    # For a hundred thousand tensors, asking isinstance() of a protocol takes longer than all else that is done here.
+    if not hasattr(target, "boxes"):
+        return (TargetBox(target, Box((0,) * len(whole), whole)),)
+    parts: Sequence[BoxTarget] = target.boxes()
+    boxes = tuple(TargetBox(one, Box(tuple(one.offset), tuple(one.shape))) for one in parts)
+    for box in (one.box for one in boxes):
+        is_filled = element_count(box.shape) > 0
+        has_axes = len(box.offset) == len(box.shape) == len(whole)
+        if not has_axes or (is_filled and any(map(_is_outside, box.offset, box.shape, whole))):
+            raise InternalError("a target lies outside its tensor", where=where, expected=whole, found=box)
+    return boxes
+
+
 def _plan_tensor(item: str, name: str, stored: Sequence[StoredBox], target: TensorTarget) -> TensorRead:
     where = f"{item}/{name}"
     if not stored:
         raise InternalError("an item asks for a tensor that is not stored", where=where)
     element_bytes = element_bytes_of(stored[0].tensor)
-    boxes = _target_boxes(target, stored[0].tensor.global_shape, where)
+    boxes = target_boxes(target, stored[0].tensor.global_shape, where)
     if len(stored) == len(boxes) == 1 and boxes[0].box == stored[0].box:
         _check_target(boxes[0], 0, element_bytes, where)
         return TensorRead(item, name, element_bytes, boxes, _chunks_in_place(stored[0]))
@@ -129,20 +144,6 @@ def _chunks_in_place(part: StoredBox) -> tuple[ChunkRead, ...]:
         )
         begin += chunk.size_bytes
     return tuple(sorted(chunks, key=lambda chunk: (chunk.path, chunk.offset_bytes)))
-
-
-def _target_boxes(target: TensorTarget, whole: tuple[int, ...], where: str) -> tuple[TargetBox, ...]:
-    # For a hundred thousand tensors, asking isinstance() of a protocol takes longer than all else that is done here.
-    if not hasattr(target, "boxes"):
-        return (TargetBox(target, Box((0,) * len(whole), whole)),)
-    parts: Sequence[BoxTarget] = target.boxes()
-    boxes = tuple(TargetBox(one, Box(tuple(one.offset), tuple(one.shape))) for one in parts)
-    for box in (one.box for one in boxes):
-        is_filled = element_count(box.shape) > 0
-        has_axes = len(box.offset) == len(box.shape) == len(whole)
-        if not has_axes or (is_filled and any(map(_is_outside, box.offset, box.shape, whole))):
-            raise InternalError("a target lies outside its tensor", where=where, expected=whole, found=box)
-    return boxes
 
 
 def _is_outside(start: int, length: int, whole: int) -> bool:

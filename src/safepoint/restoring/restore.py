@@ -25,6 +25,7 @@ from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import Refusal
 from safepoint.restoring.apply import ReadBack, apply, merged_read_backs, read_back
+from safepoint.restoring.deal import deal_boxes, deal_state, told_manifest
 from safepoint.restoring.derive import with_derived_streams
 from safepoint.restoring.match import Choice, Match, match
 from safepoint.restoring.outcome import RestoreReport
@@ -33,7 +34,7 @@ from safepoint.restoring.promise import find_promise, lowered, with_probe
 from safepoint.restoring.read import BoxKey, read
 from safepoint.restoring.select import Wish, lost_after, nothing_found, select, superseded_by
 from safepoint.restoring.together import Ranks, merged_names
-from safepoint.restoring.validate import SavedState, check_headers, read_index_texts, validate, without_owner
+from safepoint.restoring.validate import SavedState, check_headers, without_owner
 from safepoint.state.item import STREAMS_ITEM, Item, Permits
 from safepoint.storage.base import Storage
 
@@ -150,14 +151,15 @@ def _restore_newest(context: RestoreContext, lineage: Lineage, wish: Wish, choic
     """Try candidates until one is restored; a fresh start leaves the outcome empty."""
     while True:
         started = context.ambient.monotonic()
-        chosen = context.ranks.led(lambda: _choose(context, lineage, wish, outcome), _Chosen)
+        full: list[Manifest] = []
+        chosen = context.ranks.led(partial(_choose, context, lineage, wish, outcome, full), _Chosen)
         outcome.refused.update({refusal.generation: refusal for refusal in chosen.refused})
         outcome.durations_s["select"] = context.ambient.monotonic() - started
         manifest = chosen.manifest
         if manifest is None:
             return
         try:
-            _restore_one(context, manifest, choice, outcome)
+            _restore_one(context, manifest, full, choice, outcome)
         except (CorruptionError, ObjectMissingError) as exc:
             outcome.refused[manifest.generation] = _refusal(manifest.generation, exc)
             continue
@@ -169,13 +171,14 @@ def _restore_newest(context: RestoreContext, lineage: Lineage, wish: Wish, choic
         return
 
 
-def _choose(context: RestoreContext, lineage: Lineage, wish: Wish, outcome: Restored) -> _Chosen:
+def _choose(context: RestoreContext, lineage: Lineage, wish: Wish, outcome: Restored, full: list[Manifest]) -> _Chosen:
     generation, met = select(context.storage, lineage, wish, outcome.refused)
     if generation is None:
         refused = outcome.refused | {refusal.generation: refusal for refusal in met}
         nothing_found(context.storage, lineage, wish, refused)
         return _Chosen(None, met)
-    return _Chosen(generation.manifest, met)
+    full.extend(filter(None, [generation.manifest]))
+    return _Chosen(told_manifest(context.ranks, generation.manifest), met)
 
 
 def _left_behind(
@@ -205,7 +208,7 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str, *, stora
     matched = match(saved, {name: item}, only, context.contract.words, ranks=ranks)
     promise = _promise(context, saved, matched)
     permits = Permits(context.contract.words, context.contract.current)
-    reads = ranks.all(lambda: _planned(saved, matched, permits))
+    _, reads = _planned(context, saved, matched, permits)
     filled: dict[BoxKey, str] = {}
     if matched.items:
         context.on_touch()
@@ -232,18 +235,20 @@ class Reappliable(Protocol):
         """Set the hyper-parameters to the saved ones."""
 
 
-def _restore_one(context: RestoreContext, manifest: Manifest, choice: Choice, outcome: Restored) -> None:
+def _restore_one(
+    context: RestoreContext, manifest: Manifest, full: Sequence[Manifest], choice: Choice, outcome: Restored
+) -> None:
     clock, ranks, storage = context.ambient.monotonic, context.ranks, context.storage
     times = [clock()]
 
-    texts = read_index_texts(storage, manifest, told=lambda read: ranks.led(read, bytes))
-    saved = ranks.all(lambda: _derived(context, _validated(context, manifest, texts)))
+    saved = deal_state(ranks, storage, manifest, full=full)
+    saved = ranks.all(lambda: _derived(context, saved))
     matched = match(saved, context.items, choice, context.contract.words, ranks=ranks)
     promise = _promise(context, saved, matched)
     times.append(clock())
 
     permits = Permits(context.contract.words, context.contract.current)
-    reads = ranks.all(lambda: _planned(saved, matched, permits, storage=storage))
+    saved, reads = _planned(context, saved, matched, permits, storage=storage)
     context.on_touch()
     outcome.is_mixed = True
     written_before = outcome.touched - {(one.item, one.name) for one in reads}
@@ -277,13 +282,6 @@ def _restore_one(context: RestoreContext, manifest: Manifest, choice: Choice, ou
     outcome.durations_s.update({name: times[n + 1] - times[n] for n, name in enumerate(phases)})
 
 
-def _validated(context: RestoreContext, manifest: Manifest, texts: Sequence[bytes]) -> SavedState:
-    saved = validate(manifest, texts, rank=context.ranks.rank, world_size=context.ranks.world_size)
-    if manifest.world_size == 1:
-        check_headers(context.storage, saved)
-    return saved
-
-
 def _derived(context: RestoreContext, saved: SavedState) -> SavedState:
     """Return the saved state as far as it is this job's, with random streams for it where the contract says so."""
     saved = without_owner(saved, context.own, world_size=context.ranks.world_size)
@@ -293,14 +291,20 @@ def _derived(context: RestoreContext, saved: SavedState) -> SavedState:
 
 
 def _planned(
-    saved: SavedState, matched: Match, permits: Permits, *, storage: Storage | None = None
-) -> tuple[TensorRead, ...]:
-    """Return what this rank reads; of what several ranks saved, the headers of the files concerned are checked."""
-    targets = {item.name: item.targets(saved.items[item.name], permits) for item in matched.items}
-    reads = plan_reads(saved.tensors, targets)
-    if storage is not None and saved.manifest.world_size > 1:
-        check_headers(storage, saved, paths_of(reads))
-    return reads
+    context: RestoreContext, saved: SavedState, matched: Match, permits: Permits, *, storage: Storage | None = None
+) -> tuple[SavedState, tuple[TensorRead, ...]]:
+    """Return the saved state with this rank's boxes, and what it reads; the headers of those files are checked."""
+    ranks = context.ranks
+    targets = ranks.all(lambda: {item.name: item.targets(saved.items[item.name], permits) for item in matched.items})
+    dealt = deal_boxes(ranks, saved, targets)
+
+    def plan() -> tuple[TensorRead, ...]:
+        reads = plan_reads(dealt.tensors, targets)
+        if storage is not None and _is_split(context, saved):
+            check_headers(storage, dealt, paths_of(reads))
+        return reads
+
+    return dealt, ranks.all(plan)
 
 
 def _applied(saved: SavedState, matched: Match, permits: Permits, written_before: set[tuple[str, str]]) -> list[str]:

@@ -110,6 +110,26 @@ class Ranks:
         self._past = [topic]
         return msgspec.msgpack.decode(message, type=kind)
 
+    def dealt(self, act: Callable[[int], Value], kind: type[Value]) -> Value:
+        """Let the leader act once for each rank, and return on each what it found for that one.
+
+        Raises:
+            SafepointError: What the leader's act raised for any rank, on every rank.
+        """
+        if self.world_size == 1:
+            return act(0)
+        values: list[Value] = []
+        self.led(lambda: values.extend(map(act, range(self.world_size))), type(None))
+        topic = self._next_topic()
+        self._past.append(topic)
+        for rank, value in enumerate(values[1:], start=1):
+            self._group.spread(f"{topic}/{rank}", msgspec.msgpack.encode(value), deadline_s=self._deadline_s)
+        if values:
+            return values[0]
+        with self._group.watched(silence_s=self._silence_s):
+            message = self._group.spread(f"{topic}/{self.rank}", None, deadline_s=self._deadline_s)
+        return msgspec.msgpack.decode(message, type=kind)
+
     def all(self, act: Callable[[], Value]) -> Value:
         """Let every rank act, and return what this one's act returned, once all have succeeded.
 

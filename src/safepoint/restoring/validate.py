@@ -17,13 +17,13 @@ from functools import partial
 from safepoint.errors import CorruptionError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.encoding import INDEX_LIMIT_BYTES
-from safepoint.format.index import Index, ObjectReference, Tensor, decode_index
+from safepoint.format.index import Index, ObjectReference, decode_index
 from safepoint.format.manifest import ItemSummary, Manifest
 from safepoint.format.names import MANIFEST, generation_path, index_name
 from safepoint.format.plain_decoding import decode_plain
-from safepoint.format.state_digest import item_digest, joint_digest, rank_share
-from safepoint.restoring.boxes import StoredBox, boxes_by_tensor, check_boxes
-from safepoint.restoring.union import union_of_trees
+from safepoint.restoring.boxes import StoredBox, TensorKey, boxes_by_tensor, check_boxes
+from safepoint.restoring.digests import other_digests
+from safepoint.restoring.union import Union, union_of_trees
 from safepoint.state.item import STREAMS_ITEM, SavedItem, TensorSpec
 from safepoint.storage.base import Storage
 
@@ -41,6 +41,7 @@ class SavedState:
     2. `divided` names those of which this rank may hold a part; `contradictions` the places at which the ranks' values
        differ, of the user's, where none of them is this rank's own.
     3. `derived` names items of random streams that had no owner, and were given streams made of the saved ones.
+    4. Of several ranks one knows the `indexes` and boxes that it needs, and the leader all that was `examined`.
     """
 
     manifest: Manifest
@@ -52,10 +53,40 @@ class SavedState:
     divided: frozenset[str] = frozenset()
     contradictions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
+    examined: Examined | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """Hold the indexes of a checkpoint, checked as far as that can be done without its tensors, and where boxes lie."""
+
+    manifest: Manifest
+    indexes: tuple[Index, ...]
+    tensors: Mapping[TensorKey, tuple[StoredBox, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Hold what all ranks are given of an item that is not each rank's own.
+
+    `trees` are the plain trees that ranks stored, put together; `is_one` says that all of them are one tree.
+    """
+
+    trees: Union
+    is_one: bool
+    specs: Mapping[str, TensorSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Hold what one rank saved itself: its plain trees where ranks had different ones, and tensors of its own items."""
+
+    trees: Mapping[str, object]
+    specs: Mapping[str, Mapping[str, TensorSpec]]
 
 
 def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world_size: int = 1) -> SavedState:
-    """Return the saved state of a committed generation, as one rank sees it.
+    """Return the saved state of a committed generation, as one rank sees it, with all of its boxes.
 
     Args:
         manifest: The manifest.
@@ -68,15 +99,60 @@ def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world
 
     Spec: C11.
     """
+    examined = examine(manifest, texts)
+    own = own_of(examined, rank, world_size=world_size)
+    saved = state_of(manifest, common_of(examined), own, rank=rank, world_size=world_size)
+    owner = rank if manifest.world_size == world_size else None
+    tensors = {
+        (key.item, key.name): parts
+        for key, parts in examined.tensors.items()
+        if key.item in saved.items and key.rank in (None, owner)
+    }
+    return replace(saved, indexes=examined.indexes, tensors=tensors, examined=examined)
+
+
+def examine(manifest: Manifest, texts: Sequence[bytes]) -> Examined:
+    """Return the indexes of a committed generation, having checked them against the manifest and each other.
+
+    Raises:
+        CorruptionError: An index is damaged or contradicts the manifest or another one; a tensor is not whole.
+
+    Spec: C11.
+    """
     indexes = tuple(decode_indexes(manifest, texts))
     _check_items(manifest, indexes)
-    owned: dict[tuple[str, int | None], dict[str, tuple[StoredBox, ...]]] = {}
-    for key, parts in boxes_by_tensor(manifest, indexes).items():
+    tensors = boxes_by_tensor(manifest, indexes)
+    for key, parts in tensors.items():
         check_boxes(parts, where=f"{manifest.generation}: {key}")
-        owned.setdefault((key.item, key.rank), {})[key.name] = parts
+    return Examined(manifest, indexes, tensors)
+
+
+def common_of(examined: Examined) -> dict[str, Common]:
+    """Return what all ranks are given, by item."""
+    specs = _specs(examined, None)
+    found = {}
+    for name, summary in examined.manifest.items.items():
+        if summary.kind == "per_rank":
+            continue
+        trees = [_decoded(examined.manifest, index, name) for index in examined.indexes if name in index.items]
+        found[name] = Common(union_of_trees(trees), len(trees) == 1, specs.get(name, {}))
+    return found
+
+
+def own_of(examined: Examined, rank: int, *, world_size: int) -> Own:
+    """Return what a rank is given of what it saved itself; nothing where the ranks are others."""
+    manifest = examined.manifest
+    if manifest.world_size != world_size:
+        return Own({}, {})
+    index = examined.indexes[rank]
+    # A tree that one rank alone stored is all ranks'.
+    return Own({name: _decoded(manifest, index, name) for name in index.items}, _specs(examined, rank))
+
+
+def state_of(manifest: Manifest, common: Mapping[str, Common], own: Own, *, rank: int, world_size: int) -> SavedState:
+    """Return the saved state as one rank sees it, without its boxes."""
     is_same_size = manifest.world_size == world_size
     items: dict[str, SavedItem] = {}
-    tensors: dict[tuple[str, str], tuple[StoredBox, ...]] = {}
     ownerless: list[str] = []
     elsewhere, divided = set[str](), set[str]()
     contradictions: dict[str, tuple[str, ...]] = {}
@@ -84,24 +160,24 @@ def validate(manifest: Manifest, texts: Sequence[bytes], *, rank: int = 0, world
         if not is_same_size and _is_owned(name, summary, manifest):
             ownerless.append(name)
             continue
-        owner = rank if summary.kind == "per_rank" else None
-        if owner is not None and name not in indexes[owner].items:
+        if summary.kind == "per_rank":
+            if name in own.trees:
+                items[name] = SavedItem(summary.type, own.trees[name], own.specs.get(name, {}))
             continue
-        own = owned.get((name, owner), {})
-        tensors.update(((name, tensor), parts) for tensor, parts in own.items())
-        specs = {tensor: _whole(parts[0]) for tensor, parts in own.items()}
         if is_same_size and summary.ranks is not None and rank not in summary.ranks:
             elsewhere.add(name)
-        trees = _trees(manifest, indexes, name, rank if is_same_size else None)
-        is_own = is_same_size and rank in trees
-        union = union_of_trees(list(trees.values()), is_first_own=is_own)
-        items[name] = SavedItem(summary.type, union.tree, specs)
-        if world_size > 1 and owner is None and (len(trees) > 1 or not is_same_size):
+        one = common[name]
+        union = one.trees
+        if not one.is_one and name in own.trees:
+            # In a tree that is its own the rank finds no other's values.
+            union = Union(union_of_trees([own.trees[name], union.tree], is_first_own=True).tree, ())
+        items[name] = SavedItem(summary.type, union.tree, one.specs)
+        if world_size > 1 and not (one.is_one and is_same_size):
             divided.add(name)
-        if union.contradictions and not is_own:
+        if union.contradictions:
             contradictions[name] = union.contradictions
     return SavedState(
-        manifest, indexes, items, tensors, tuple(ownerless), frozenset(elsewhere), frozenset(divided), contradictions
+        manifest, (), items, {}, tuple(ownerless), frozenset(elsewhere), frozenset(divided), contradictions
     )
 
 
@@ -211,35 +287,6 @@ def check_headers(storage: Storage, saved: SavedState, paths: Collection[str] | 
                 )
 
 
-def other_digests(manifest: Manifest, indexes: Sequence[Index]) -> Iterator[tuple[str, str]]:
-    """Yield (item, digest as the indexes of all ranks give it) where the manifest states another.
-
-    Spec: F7.3, F7.5.
-    """
-    boxes: dict[tuple[str, int], list[Tensor]] = {}
-    for index in indexes:
-        for tensor in index.tensors:
-            boxes.setdefault((tensor.item, index.rank), []).append(tensor)
-    for name, summary in manifest.items.items():
-        if manifest.world_size == 1:
-            found = item_digest(indexes[0].items[name], boxes.get((name, 0), ()))
-        else:
-            is_own = summary.kind == "per_rank"
-            is_common = not is_own and sum(name in index.items for index in indexes) == 1
-            shares = [
-                rank_share(
-                    (index.items[name].plain,) if name in index.items else None,
-                    boxes.get((name, index.rank), ()),
-                    tree_of=None if is_common else index.rank,
-                    boxes_of=index.rank if is_own else None,
-                )
-                for index in indexes
-            ]
-            found = joint_digest(summary.type, shares)
-        if found != summary.digest:
-            yield name, found
-
-
 def _check_items(manifest: Manifest, indexes: Sequence[Index]) -> None:
     listed: set[str] = set()
     for index in indexes:
@@ -274,13 +321,13 @@ def _whole(part: StoredBox) -> TensorSpec:
     )
 
 
-def _trees(manifest: Manifest, indexes: Sequence[Index], name: str, rank: int | None) -> dict[int, object]:
-    """Return an item's plain trees by rank, that of the given rank first; None stands for one without a counterpart."""
-    holders = [index for index in indexes if name in index.items]
-    if rank is not None and manifest.items[name].kind == "per_rank":
-        holders = [indexes[rank]]
-    holders.sort(key=lambda index: index.rank != rank)
-    return {index.rank: _decoded(manifest, index, name) for index in holders}
+def _specs(examined: Examined, owner: int | None) -> dict[str, dict[str, TensorSpec]]:
+    """Return by item and name the tensors that are the ranks' in common, or one rank's own."""
+    found: dict[str, dict[str, TensorSpec]] = {}
+    for key, parts in examined.tensors.items():
+        if key.rank == owner:
+            found.setdefault(key.item, {})[key.name] = _whole(parts[0])
+    return found
 
 
 def _decoded(manifest: Manifest, index: Index, name: str) -> object:

@@ -29,8 +29,9 @@ from safepoint.format.records import VerifiedRecord
 from safepoint.format.version import FORMAT_VERSION
 from safepoint.joining.claim import utc_text
 from safepoint.restoring.boxes import boxes_by_tensor, check_boxes
+from safepoint.restoring.digests import other_digests
 from safepoint.restoring.header import check_header
-from safepoint.restoring.validate import HEADER_LIMIT_BYTES, other_digests, read_index, references_of
+from safepoint.restoring.validate import HEADER_LIMIT_BYTES, read_index, references_of
 from safepoint.storage.base import Storage
 
 BUFFER_BYTES = 8 << 20

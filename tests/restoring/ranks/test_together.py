@@ -15,7 +15,7 @@ from safepoint.restoring.select import Wish
 from safepoint.restoring.together import Ranks
 from safepoint.state.item import SavedItem
 from safepoint.storage.memory import MemoryStorage
-from safepoint.testing.ranks import MemoryBoard, RankThread, RankThreads
+from safepoint.testing.ranks import RankThread, RankThreads
 from tests.restoring.ranks.jobs import (
     Cut,
     Part,
@@ -249,24 +249,6 @@ def test_the_board_keeps_no_record_of_a_restore_that_is_over() -> None:
     started = start([storage] * 3, [{"model": part_of(rank, 3)} for rank in range(3)])
     started.reports()
     assert sum(len(message) for message in started.board.values()) < 1000
-
-
-def test_the_index_of_each_rank_travels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them may be more than one message holds."""
-    said: list[bytes] = []
-    post = MemoryBoard.post
-
-    def noted(board: MemoryBoard, key: str, message: bytes, *, limit_s: float) -> None:
-        said.append(message)
-        post(board, key, message, limit_s=limit_s)
-
-    monkeypatch.setattr(MemoryBoard, "post", noted)
-    view = View(run_of(1, world_size=4))
-    start([view, view.storage], [{"model": part_of(rank, 2)} for rank in range(2)]).reports()
-    paths = {path for verb, path in view.log if verb == "read" and path.endswith("-of-00004.json")}
-    texts = [view.storage.read(path, limit_bytes=1 << 20) for path in sorted(paths)]
-    assert len(texts) == 4
-    assert sorted(sum(text in message for text in texts) for message in said)[-5:] == [0, 1, 1, 1, 1]
 
 
 def read_for(rank: RankThread, seconds: float) -> None:
