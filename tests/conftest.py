@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 
 # Read when torch is first imported, here and in every process a test starts. One thread keeps sums in one order, and
 # keeps two test workers from fighting for two processors.
@@ -12,12 +13,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
+from tests.warm import WarmPython
+
 SEED_VARIABLE = "SAFEPOINT_TEST_SEED"
 DEFAULT_SEED = 20250301
 
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("soak", max_examples=2000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fixed")
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Return what runs scripts in processes that need not import torch; it starts with the first one."""
+    with WarmPython() as python:
+        yield python
 
 
 @pytest.fixture

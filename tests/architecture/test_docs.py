@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGE, ROOT, broken, shown, tracked_files
-from tests.architecture.warm import WarmPython
+from tests.architecture.source import ROOT, broken, shown, tracked_files
+from tests.warm import WarmPython
 
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<language>[^`\n]*)$")
@@ -41,30 +41,24 @@ def test_there_are_pages_to_check() -> None:
     assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/index.md"} <= names
 
 
-@pytest.fixture(scope="module")
-def python() -> Iterator[WarmPython]:
-    with WarmPython(source=PACKAGE.parent) as process:
-        yield process
-
-
 @pytest.mark.parametrize("page", PROGRAMS, ids=shown)
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, python: WarmPython) -> None:
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, warm_python: WarmPython) -> None:
     script = tmp_path / "page.py"
     script.write_text(program([block for block in blocks(page) if block.language == RUN]), encoding="utf-8")
     folder = tmp_path / "work"
     folder.mkdir()
-    ended = python.run(script, folder=folder)
-    assert ended.returncode == 0, f"the Python of {shown(page)} fails; line numbers are the page's\n{ended.output}"
+    ended = warm_python.run(script, folder=folder, logs=tmp_path)
+    assert ended.returncode == 0, f"the Python of {shown(page)} fails; line numbers are the page's\n{ended.errors}"
 
 
-def test_a_page_whose_python_fails_is_told_with_its_line(tmp_path: Path, python: WarmPython) -> None:
+def test_a_page_whose_python_fails_is_told_with_its_line(tmp_path: Path, warm_python: WarmPython) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A\n\n```python\nimport safepoint\nsafepoint.no_such_name\n```\n")
     script = tmp_path / "page.py"
     script.write_text(program(blocks(page)))
-    ended = python.run(script, folder=tmp_path)
+    ended = warm_python.run(script, folder=tmp_path, logs=tmp_path)
     assert ended.returncode == 1
-    assert "line 5" in ended.output and "no_such_name" in ended.output
+    assert "line 5" in ended.errors and "no_such_name" in ended.errors
 
 
 def test_python_that_is_not_run_compiles() -> None:

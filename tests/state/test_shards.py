@@ -5,29 +5,19 @@ The checks themselves are in `shard_worker`; each start of a job makes all of th
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.state.shard_worker import CHECKS
+from tests.warm import WarmPython
 
-ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("shard_worker.py")
 
 
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.soak)])
-def test_every_check_holds_on_real_ranks(world_size: int) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    worker = Path(__file__).with_name("shard_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
-    done = subprocess.run([*command, worker], env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == [check.__name__ for check in CHECKS]
+def test_every_check_holds_on_real_ranks(world_size: int, tmp_path: Path, warm_python: WarmPython) -> None:
+    ranks = warm_python.run_ranks(WORKER, count=world_size, logs=tmp_path)
+    assert not any(one.returncode for one in ranks), ranks
+    assert ranks[0].output.split() == [check.__name__ for check in CHECKS]

@@ -3,56 +3,41 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from safepoint.format.names import GENERATIONS, data_name
+from tests.warm import WarmPython
 
-ROOT = Path(__file__).parents[3]
+WORKER = Path(__file__).with_name("long_job_worker.py")
 RANKS, LOST_RANK = 4, 2
 DIES_AT, TORN, WHOLE = 1130, 1100, 1000
 
 
-def start(folder: Path) -> list[dict[str, Any]]:
+def start(python: WarmPython, folder: Path) -> list[dict[str, Any]]:
     """Start the job, and return what its ranks said, in their order."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    worker = Path(__file__).with_name("long_job_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    done = subprocess.run(
-        [*command, worker, folder, str(DIES_AT)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(said) == RANKS, done.stdout + done.stderr
-    return sorted(said, key=lambda one: one["rank"])
+    ranks = python.run_ranks(WORKER, folder, DIES_AT, count=RANKS, logs=folder.parent, limit_s=400)
+    assert not any(one.returncode for one in ranks), ranks
+    said = [json.loads(one.output) for one in ranks]
+    assert [one["rank"] for one in said] == list(range(RANKS))
+    return said
 
 
 @pytest.mark.timeout(900)
-def test_parts_of_three_ranks_are_no_checkpoint_and_each_rank_goes_on_with_what_was_its_own(tmp_path: Path) -> None:
+def test_parts_of_three_ranks_are_no_checkpoint_and_each_rank_goes_on_with_what_was_its_own(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """Spec: C11.6"""
     run = tmp_path / "run"
-    died = start(run)
+    died = start(warm_python, run)
     assert {one["step"] for one in died} == {0}
     (torn,) = (run / GENERATIONS).glob(f"step-{TORN:012d}-*")
     lost = data_name(LOST_RANK, RANKS)
     (torn / lost).unlink()
 
-    resumed = start(run)
+    resumed = start(warm_python, run)
     for before, now in zip(died, resumed, strict=True):
         assert (now["step"], now["replayed"]) == (WHOLE, DIES_AT - WHOLE)
         assert torn.name in now["report"] and lost in now["report"]

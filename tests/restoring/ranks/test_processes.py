@@ -6,9 +6,6 @@ The checks themselves are in `reshard_worker`; each start of a job makes all of 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,25 +17,16 @@ from safepoint.restoring.verify import verify_generation
 from safepoint.storage.local import LocalStorage
 from tests.restoring.ranks.reshard_worker import CHAINS, digests
 from tests.state.divided import build
+from tests.warm import WarmPython
 
-ROOT = Path(__file__).parents[3]
+WORKER = Path(__file__).with_name("reshard_worker.py")
 
 
-def start(folder: Path, world_size: int) -> list[str]:
+def start(python: WarmPython, folder: Path, world_size: int) -> list[str]:
     """Start a job, and return what its leader says of each run."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    worker = Path(__file__).with_name("reshard_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
-    done = subprocess.run(
-        [*command, worker, folder], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    ranks = python.run_ranks(WORKER, folder, count=world_size, logs=folder, limit_s=240)
+    assert not any(one.returncode for one in ranks), ranks
+    return ranks[0].output.splitlines()
 
 
 def expected(before: int | None, world_size: int) -> list[str]:
@@ -58,11 +46,11 @@ def expected(before: int | None, world_size: int) -> list[str]:
     ids=lambda sizes: "-".join(map(str, sizes)),
 )
 def test_any_number_of_ranks_goes_on_from_what_another_number_left(
-    tmp_path: Path, world_sizes: tuple[int, ...]
+    tmp_path: Path, world_sizes: tuple[int, ...], warm_python: WarmPython
 ) -> None:
     """Spec: C11.6"""
     for before, world_size in zip((None, *world_sizes), world_sizes, strict=False):
-        assert start(tmp_path, world_size) == expected(before, world_size)
+        assert start(warm_python, tmp_path, world_size) == expected(before, world_size)
     for chain in CHAINS:
         check_is_read_by_one_process(tmp_path, chain, world_size=world_sizes[-1])
 

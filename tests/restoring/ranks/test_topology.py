@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,25 +14,18 @@ from safepoint.contract import Reason
 from safepoint.restoring.topology import topology_reasons
 from safepoint.restoring.validate import SavedState, read_index_texts, validate
 from tests.restoring.ranks.jobs import Part, part_of, run_of, weights_at
+from tests.warm import WarmPython
 
-ROOT = Path(__file__).parents[3]
+WORKER = Path(__file__).with_name("topology_worker.py")
 
 
 @pytest.mark.timeout(320)
-def test_another_division_over_the_same_ranks_is_told_and_no_division_is_taken_for_damage(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    worker = Path(__file__).with_name("topology_worker.py")
-    done = subprocess.run(
-        [*command, worker, tmp_path], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [
+def test_another_division_over_the_same_ranks_is_told_and_no_division_is_taken_for_damage(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    leader, other = warm_python.run_ranks(WORKER, tmp_path, count=2, logs=tmp_path)
+    assert (leader.returncode, other.returncode) == (0, 0), leader.errors + other.errors
+    assert leader.output.splitlines() == [
         "one row: exact",
         "sub-mesh: exact",
         "replica of a sub-mesh: exact",
