@@ -27,7 +27,7 @@ def rows(name: str, whole: tuple[int, ...], start: int, stop: int) -> LayoutBox:
 
 def layout(*boxes: LayoutBox) -> Layout:
     ordered = tuple(sorted(boxes, key=lambda box: (box.item, box.name, box.offset)))
-    return Layout(ordered, columns_of(ordered))
+    return Layout(ordered)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Divided:
 
 
 def divide(layouts: list[Layout], per_rank: frozenset[str], *, spreads: bool = True) -> Divided:
-    division = divide_columns([one.columns for one in layouts], per_rank, spreads=spreads)
+    division = divide_columns([columns_of(one) for one in layouts], per_rank, spreads=spreads)
     parts = [decode_part(part, one, where="") for part, one in zip(division.parts, layouts, strict=True)]
     planned = tuple(written(one, part) for one, part in zip(layouts, parts, strict=True))
     assert division.digests == tuple(map(cut_digest, planned))

@@ -15,7 +15,7 @@ from safepoint.format.ballot import Ballot
 from safepoint.format.index import ObjectReference
 from safepoint.group.solo import SoloGroup
 from safepoint.saving.divide import divide
-from safepoint.saving.layout import LayoutBox, columns_of, cut_digest
+from safepoint.saving.layout import Layout, LayoutBox, columns_of, cut_digest
 from safepoint.saving.vote import check_planned, check_stored, count, vote
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.ambient import FakeAmbient, FakeWorld
@@ -243,7 +243,7 @@ def test_what_is_checked_is_what_a_reader_would_refuse() -> None:
 def test_a_rank_that_stored_something_else_than_was_planned_aborts(change: dict[str, object]) -> None:
     """Spec: C5.1"""
     box = LayoutBox("model", "w", "float32", (4,), (0,), (4,))
-    division = divide([columns_of([box])], frozenset())
+    division = divide([columns_of(Layout((box,)))], frozenset())
     objects = (OBJECT, msgspec.structs.replace(OBJECT, name="rank-00000-of-00001.safetensors"))
     sound = ballot(layout=cut_digest([box]), objects=objects)
     check_planned([sound], division)

@@ -38,7 +38,6 @@ from safepoint.saving.divide import Division
 from safepoint.saving.plan import Plan
 from safepoint.saving.publish import publish
 from safepoint.saving.replicas import Doubts, describe_agreement, encode_sums, find_difference, find_doubts
-from safepoint.saving.stage import boxes_digest
 from safepoint.saving.vote import check_planned, check_stored, count, unknown
 
 _NONCE_BYTES = 4
@@ -245,7 +244,7 @@ def _manifest(
         contract=snapshot.contract,
         items=_summaries(save, ballots),
         objects=objects,
-        layout=digest_bytes("".join(_layouts(save, ballots)).encode("ascii")),
+        layout=digest_bytes("".join(ballot.layout for ballot in ballots).encode("ascii")),
         conditions=snapshot.conditions,
         metrics=dict(snapshot.metrics),
         probe=snapshot.probe,
@@ -263,14 +262,6 @@ def _lowered(conditions: Conditions, text: str) -> Conditions:
 def _divisions(plan: Plan) -> dict[str, list[str]]:
     """Return by item how the ranks that have it divide its tensors, unless none divides any."""
     return {name: list(item.divisions) for name, item in plan.items.items() if any(item.divisions)}
-
-
-def _layouts(save: StagedSave, ballots: Sequence[Ballot]) -> list[str]:
-    """Return the digest of how each rank's tensors are cut.
-
-    Spec: F7.1.
-    """
-    return [ballot.layout for ballot in ballots] if len(ballots) > 1 else [boxes_digest(save.staged.index.tensors)]
 
 
 def _summaries(save: StagedSave, ballots: Sequence[Ballot]) -> dict[str, ItemSummary]:

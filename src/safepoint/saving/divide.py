@@ -12,7 +12,7 @@ Spec: C2, C5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy
@@ -22,9 +22,10 @@ from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import element_count
 from safepoint.format.tiling import Column, check_tilings
 from safepoint.saving.blocks import Block, Flags, Inventory
-from safepoint.saving.layout import Columns, CutDigests
-from safepoint.saving.parts import PartMessage, ReplicaRanges, Share, ranges_of
+from safepoint.saving.layout import Columns, CutDigests, Layout, columns_of
+from safepoint.saving.parts import PartMessage, RankPart, ReplicaRanges, Share, decode_part, ranges_of, written
 from safepoint.saving.sharing import HolderSet, Pieces, find_sets, find_shared, give, no_pieces, spread
+from safepoint.saving.stage import boxes_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,13 @@ def divide(layouts: Sequence[Columns], per_rank: frozenset[str], *, spreads: boo
         counts,
         sizes,
     )
+
+
+def divide_alone(layout: Layout) -> tuple[Division, RankPart]:
+    """Return the division of one process, which writes all it holds, and its part."""
+    division = divide([columns_of(layout)], frozenset())
+    part = decode_part(division.parts[0], layout, where="rank 0")
+    return replace(division, digests=(boxes_digest(written(layout, part)),)), part
 
 
 def _own(inventory: Inventory, loads: Column) -> tuple[dict[str, int], dict[str, int]]:

@@ -118,15 +118,9 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Hold the boxes of one rank, sorted by item, name and offset, and the same in columns."""
+    """Hold the boxes of one rank, sorted by item, name and offset."""
 
     boxes: tuple[LayoutBox, ...]
-    columns: Columns
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of the layout."""
-        return self.columns.digest
 
 
 def layout_of(items: Sequence[SnapshotItem]) -> tuple[Layout, tuple[CapturedTensor, ...]]:
@@ -140,12 +134,12 @@ def layout_of(items: Sequence[SnapshotItem]) -> tuple[Layout, tuple[CapturedTens
             )
             pairs.append((box, tensor))
     pairs.sort(key=lambda pair: (pair[0].item, pair[0].name, pair[0].offset))
-    boxes = tuple(box for box, _ in pairs)
-    return Layout(boxes, columns_of(boxes)), tuple(tensor for _, tensor in pairs)
+    return Layout(tuple(box for box, _ in pairs)), tuple(tensor for _, tensor in pairs)
 
 
-def columns_of(boxes: Sequence[LayoutBox]) -> Columns:
-    """Return boxes in columns."""
+def columns_of(layout: Layout) -> Columns:
+    """Return a layout in columns."""
+    boxes = layout.boxes
     tensors = tuple(HeldTensor(box.item, box.name, box.dtype, box.global_shape, box.is_leaders) for box in boxes)
     frame = Frame.of(tensors, digest_bytes(msgspec.msgpack.encode(tensors)))
     return _columns(frame, _table(boxes))
@@ -181,9 +175,8 @@ def table_digest(frame_digest: str, table: Table) -> str:
     return digest_bytes(frame_digest.encode("ascii") + table.astype(_WIDE, copy=False).tobytes())
 
 
-def encode_layout(layout: Layout) -> bytes:
+def encode_layout(columns: Columns) -> bytes:
     """Return a layout as bytes to be sent to the leader."""
-    columns = layout.columns
     names = zlib.compress(msgspec.msgpack.encode(columns.frame.tensors), 1)
     return msgspec.msgpack.encode((names, zlib.compress(columns.table.astype(_WIDE, copy=False).tobytes(), 1)))
 

@@ -28,9 +28,9 @@ from safepoint.group.agreement import join, lead
 from safepoint.group.base import Group
 from safepoint.saving.alike import Said, check_alike, check_steps, check_types, find_totals, said_by, settled
 from safepoint.saving.capture import Snapshot
-from safepoint.saving.divide import Division, divide
+from safepoint.saving.divide import Division, divide, divide_alone
 from safepoint.saving.kinds import find_kind
-from safepoint.saving.layout import Columns, Layout, LayoutReader, divided_items, encode_layout, layout_of
+from safepoint.saving.layout import Columns, Layout, LayoutReader, columns_of, divided_items, encode_layout, layout_of
 from safepoint.saving.parts import RankPart, decode_part
 from safepoint.state.item import CapturedTensor
 from safepoint.state.snapshot import SnapshotItem, digest_state
@@ -121,6 +121,7 @@ class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Taken:
     snapshot: Snapshot
     layout: Layout
+    columns: Columns
     tensors: tuple[CapturedTensor, ...]
     offers: dict[str, _ItemOffer]
 
@@ -150,6 +151,7 @@ class Planner:
         self._divided = ("", RankPart())
         self._division: Division | None = None
         self._made = ""
+        self._alone_with: Layout | None = None
         self._last = ("", "")
         self._topics: list[str] = []
 
@@ -224,12 +226,12 @@ class Planner:
     def _alone(self, snapshot: Snapshot, name_generation: Callable[[int], str]) -> Agreed:
         """Plan for one rank, which writes all it holds."""
         layout, tensors = layout_of(snapshot.items)
-        if layout.digest != self._divided[0] or self._division is None:
-            self._division = divide([layout.columns], frozenset())
-            self._divided = (layout.digest, decode_part(self._division.parts[0], layout, where="rank 0"))
+        if layout != self._alone_with or self._division is None:
+            self._division, part = divide_alone(layout)
+            self._divided, self._alone_with = (self._division.digests[0], part), layout
         items = {item.name: PlannedItem(item.type, "global", 0) for item in snapshot.items}
         step = snapshot.progress.step
-        plan = Plan(name_generation(step), step, layout.digest, items, False, *self._last)
+        plan = Plan(name_generation(step), step, self._divided[0], items, False, *self._last)
         return Agreed(snapshot, plan, layout, tensors, self._divided[1], self._division)
 
     def _answered(self, topic: str, taken: _Taken | SafepointError, name_generation: Callable[[int], str]) -> Agreed:
@@ -239,7 +241,7 @@ class Planner:
             if isinstance(taken, SafepointError):
                 raise taken
             step, said = taken.snapshot.progress.step, said_by(taken.snapshot)
-            made = _Offer(step, taken.layout.digest, self._divided[0], taken.offers, said)
+            made = _Offer(step, taken.columns.digest, self._divided[0], taken.offers, said)
             return msgspec.msgpack.encode(made)
 
         def answer(parts: list[bytes]) -> bytes:
@@ -269,7 +271,7 @@ class Planner:
         self._settle(topic)
         if told.plan is None:
             is_wanted = self._group.rank in told.wanted
-            sent = encode_layout(taken.layout) if is_wanted else b""
+            sent = encode_layout(taken.columns) if is_wanted else b""
             whole = join(self._group, f"{topic}/layouts", lambda: sent, plan, deadline_s=self._deadline_s)
             told = _decoded(whole, _Answer, topic)
         if told.plan is None:
@@ -285,7 +287,7 @@ class Planner:
     def _keep_layouts(self, taken: _Taken | SafepointError, offers: Sequence[_Offer]) -> None:
         """Keep the layouts that are in use, the leader's own among them."""
         if isinstance(taken, _Taken):
-            self._layouts[taken.layout.digest] = taken.layout.columns
+            self._layouts[taken.columns.digest] = taken.columns
         used = {one.layout for one in offers}
         self._layouts = {digest: layout for digest, layout in self._layouts.items() if digest in used}
 
@@ -337,7 +339,7 @@ def _taken(snapshot: Callable[[], Snapshot]) -> _Taken | SafepointError:
         layout, tensors = layout_of(made.items)
         divided = {box.item for box in layout.boxes if box.is_part}
         offers = {item.name: _item_offer(item, divided, made.kinds.get(item.name, "")) for item in made.items}
-        return _Taken(made, layout, tensors, offers)
+        return _Taken(made, layout, columns_of(layout), tensors, offers)
     except SafepointError as exc:
         return exc
     except Exception as exc:  # noqa: BLE001 (told to the other ranks, which would wait in vain, and raised)

@@ -22,7 +22,7 @@ from safepoint.format.extent import Shape
 from safepoint.format.index import Index, IndexedItem, ObjectReference, Tensor, entry_keys
 from safepoint.format.names import data_name
 from safepoint.format.state_digest import item_digest, rank_share
-from safepoint.saving.layout import cut_digest
+from safepoint.saving.layout import LayoutBox, cut_digest
 from safepoint.saving.pieces import Piece
 from safepoint.state.snapshot import SnapshotItem, digest_chunks
 
@@ -106,7 +106,7 @@ def stage(items: Sequence[SnapshotItem], pieces: Sequence[Piece], place: Place, 
         items={item.name: IndexedItem(item.type, item.plain) for item in items if item.name in place.trees},
         tensors=tuple(tensors),
     )
-    return StagedRank(data, index, _shares(index, place), cut_digest(index.tensors))
+    return StagedRank(data, index, _shares(index, place), _layout(index))
 
 
 def encode_header(placed: Sequence[tuple[Piece, int]]) -> bytes:
@@ -131,14 +131,20 @@ def encode_header(placed: Sequence[tuple[Piece, int]]) -> bytes:
     return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
 
 
-def boxes_digest(boxes: Iterable[Tensor]) -> str:
-    """Return what the manifest of one rank says of how tensors are cut: a digest of names, types, shapes and boxes.
+def boxes_digest(boxes: Iterable[Tensor | LayoutBox]) -> str:
+    """Return the digest of how the tensors of one process lie: names, types, shapes and boxes in the order of the file.
 
-    Spec: F7.1.
+    Of several ranks `cut_digest` tells that, which a leader can make for thousands.
+
+    Spec: C4.
     """
     ordered = sorted(boxes, key=lambda box: _order(box.item, box.name, box.dtype, box.offset))
     rows = [[box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape] for box in ordered]
     return digest_bytes(msgspec.json.encode(rows))
+
+
+def _layout(index: Index) -> str:
+    return boxes_digest(index.tensors) if index.world_size == 1 else cut_digest(index.tensors)
 
 
 def _shares(index: Index, place: Place) -> dict[str, str]:
