@@ -41,6 +41,8 @@ from safepoint.storage.base import Storage
 
 TOLERATED_FAILURES = 2
 _LONGEST_SWEEP_S = 1800.0
+# A leader that shows no sign of life for so long while it deletes is not waited for.
+_SHORTEST_SILENCE_S = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -239,7 +241,8 @@ class Saver:
             self._retain(session)
             return
         try:
-            lead(self._group, f"save/{generation}/swept", act, deadline_s=_LONGEST_SWEEP_S)
+            with self._group.watched(silence_s=max(self._deadline_s, _SHORTEST_SILENCE_S)):
+                lead(self._group, f"save/{generation}/swept", act, deadline_s=_LONGEST_SWEEP_S)
         except LeaderLostError as exc:
             # The checkpoint is committed; what the leader has deleted is not for this rank to know.
             _log.warning("the leader was not heard of after a save: %s", exc)

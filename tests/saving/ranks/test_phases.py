@@ -10,7 +10,13 @@ from collections.abc import Sequence
 import pytest
 
 from safepoint.errors import AbortedError, LeaderLostError, OutcomeUnknownError, SafepointError
-from safepoint.faults.group import OF_MESSAGES, MessageEffect, MessageFault, random_message_scripts
+from safepoint.faults.group import (
+    OF_MESSAGES,
+    MessageEffect,
+    MessageFault,
+    MessageScript,
+    random_message_scripts,
+)
 from safepoint.faults.script import SimulatedCrash
 from safepoint.saving.context import SaveResult
 from safepoint.storage.base import Storage
@@ -152,6 +158,22 @@ def test_a_leader_that_cannot_tell_the_outcome_knows_it_all_the_same() -> None:
     job.run(told.act)
     assert isinstance(told.words[20][0], SaveResult)
     assert [type(told.words[20][rank]) for rank in (1, 2)] == [OutcomeUnknownError] * 2
+
+
+def test_a_leader_that_is_frozen_when_it_has_deleted_holds_nobody_for_as_long_as_it_may_delete() -> None:
+    word = MessageFault(MessageEffect.PAUSE, verb="post", key="save/*/swept/word", seconds=900.0)
+    beats = MessageFault(MessageEffect.PAUSE, verb="post", key="alive/0", seconds=900.0, occurrence=1)
+    job, lasted_s = Ranks(RANKS, sharded, faults={0: MessageScript((word, beats))}), [0.0] * RANKS
+
+    def act(rank: Rank) -> SaveResult | None:
+        began_s = rank.thread.ambient.monotonic()
+        try:
+            return rank.save(10)
+        finally:
+            lasted_s[rank.thread.rank] = rank.thread.ambient.monotonic() - began_s
+
+    assert all(isinstance(outcome.returned(), SaveResult) for outcome in job.run(act))
+    assert max(lasted_s[1:]) <= 60.0
 
 
 @pytest.mark.parametrize("seed", range(200))
