@@ -144,6 +144,9 @@ def live(rank: int, number: int, case: Case, folder: Path) -> None:
             model.weight.sin_().mul_(1.0 + manager.progress.step)
         manager.after_update()
         step = manager.progress.step
+        if (number, step) == (1, STRUCK):
+            # Every rank has heard of the first save, then.
+            dist.barrier()
         if (number, step, rank) == (1, STRUCK, case.rank) and case.fault:
             strike_at(case.phase, case.fault)
         try:
