@@ -24,8 +24,11 @@ from safepoint.cli.source import Source, choose, open_source
 from safepoint.contract import plain_text
 from safepoint.errors import CorruptionError, NotFoundError
 from safepoint.format.index import Tensor
-from safepoint.format.manifest import Manifest
+from safepoint.format.manifest import Manifest, RankConditions
 from safepoint.restoring.validate import read_indexes
+
+_MOST_RANKS_SHOWN = 8
+_ABSENT = "absent"
 
 
 def register(app: typer.Typer) -> None:
@@ -122,6 +125,7 @@ def _print_manifest(manifest: Manifest) -> None:
         "What lowers the promise": _leaves(msgspec.to_builtins(conditions.reasons)),
         "Seconds": {name: f"{seconds:.3f}" for name, seconds in manifest.timings_s.items()},
     }
+    sections |= {_title(one): _otherwise(one) for one in conditions.ranks or ()}
     for title, facts in sections.items():
         if facts:
             print_facts(facts, title=title)
@@ -133,6 +137,21 @@ def _print_manifest(manifest: Manifest) -> None:
     sizes = [size_text(entry.size_bytes) for entry in manifest.objects]
     rows = [[name, size, digest] for (name, digest), size in zip(objects, sizes, strict=True)]
     print_table(["object", "size", "digest"], rows, numeric=["size"])
+
+
+def _title(own: RankConditions) -> str:
+    more = len(own.ranks) - _MOST_RANKS_SHOWN
+    shown = ", ".join(map(str, own.ranks[:_MOST_RANKS_SHOWN]))
+    return f"Otherwise on rank {shown}{f' and {more} more' if more > 0 else ''}"
+
+
+def _otherwise(own: RankConditions) -> dict[str, str]:
+    """Return what some ranks had otherwise than rank 0."""
+    facts = {key: text or _ABSENT for key, text in own.environment.items()}
+    for named in (own.configuration, own.datasets):
+        for name, one in named.items():
+            facts |= {name: _ABSENT} if one is None else _leaves({name: one})
+    return facts if own.global_batch is msgspec.UNSET else facts | {"global batch": _or_unknown(own.global_batch)}
 
 
 def _progress(manifest: Manifest) -> dict[str, str]:

@@ -45,11 +45,24 @@ class ItemSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     ranks: tuple[Count, ...] | None = None
 
 
+class RankConditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Hold what some ranks' conditions say otherwise than rank 0's; None stands for what they do not have.
+
+    Spec: F7.8.
+    """
+
+    ranks: tuple[Count, ...]
+    environment: dict[str, str | None] = {}
+    configuration: dict[str, dict[str, Any] | None] = {}
+    datasets: dict[str, Any] = {}
+    global_batch: Count | msgspec.UnsetType | None = msgspec.UNSET
+
+
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hold what a later restore is compared with. Values of `Any` are plain values in JSON form.
 
     `counts` holds each optimizer's steps, each scheduler's count, and each loader's batches beside the progress;
-    `reasons` what lowers the promise of any restore from this save, by its word.
+    `reasons` what lowers the promise of any restore from this save, by its word. `ranks` says which ranks had others.
     """
 
     world_size: Count
@@ -62,6 +75,7 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: Any
     counts: dict[str, int]
     reasons: dict[str, str] = {}
+    ranks: tuple[RankConditions, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +138,7 @@ def decode_manifest(data: bytes, *, where: str, generation: str) -> Manifest:
         if ranks is not None and (ranks != tuple(sorted(set(ranks))) or not ranks or ranks[-1] >= manifest.world_size):
             raise CorruptionError("an item's ranks are none of a job's", where=f"{where}: {item}", found=ranks[:8])
     _check_objects(manifest, where)
+    _check_ranks(manifest, where)
     _check_values(manifest, where)
     return manifest
 
@@ -147,10 +162,24 @@ def _check_objects(manifest: Manifest, where: str) -> None:
             )
 
 
+def _check_ranks(manifest: Manifest, where: str) -> None:
+    """Check that each rank but the first has conditions of its own at most once."""
+    conditions = manifest.conditions
+    if conditions.ranks is msgspec.UNSET:
+        return
+    ranks = [rank for one in conditions.ranks for rank in one.ranks]
+    are_known = all(0 < rank < manifest.world_size for rank in ranks)
+    is_told = all(one.ranks and list(one.ranks) == sorted(one.ranks) for one in conditions.ranks)
+    if not are_known or not is_told or len(set(ranks)) != len(ranks):
+        raise CorruptionError("conditions are of no rank, or of one twice", where=where, found=ranks[:8])
+
+
 def _check_values(manifest: Manifest, where: str) -> None:
     """Check that everything of a free form is a plain value, so that whoever shows it meets nothing else."""
     conditions = manifest.conditions
+    others = conditions.ranks or ()
     named = [conditions.configuration, conditions.datasets, manifest.metrics]
+    named += [part for one in others for part in (one.configuration, one.datasets)]
     free = [value for values in named for value in values.values()]
     for value in [*free, conditions.config, manifest.probe, manifest.mesh]:
         decode_plain(value, where=where)

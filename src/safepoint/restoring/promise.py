@@ -15,6 +15,7 @@ from safepoint.contract import Contract, Promise, Reason, check_contract, judge,
 from safepoint.errors import Difference, MismatchError
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.restoring.match import Match
+from safepoint.restoring.own_conditions import compared_with
 from safepoint.restoring.together import Ranks, merged_findings
 from safepoint.restoring.topology import topology_reasons
 from safepoint.restoring.validate import SavedState
@@ -47,7 +48,7 @@ def find_promise(
         ContractError: The promise is less than the contract asks for.
     """
     reasons = ranks.joined(
-        lambda: _reasons(saved, matched, conditions, _further(saved, matched, further, ranks)),
+        lambda: _reasons(saved, matched, conditions, _further(saved, matched, further, ranks), rank=ranks.rank),
         merged_findings,
         list[Reason],
     )
@@ -96,13 +97,14 @@ def _further(
 
 
 def _reasons(
-    saved: SavedState, matched: Match, conditions: Conditions | None, further: Sequence[Reason]
+    saved: SavedState, matched: Match, conditions: Conditions | None, further: Sequence[Reason], *, rank: int
 ) -> list[Reason]:
     reasons = [*matched.reasons, *further]
     if conditions is None:
         return reasons
     names = {item.name for item in matched.items}
-    judged = judge(_of_items(saved.manifest.conditions, names), _of_items(conditions, names))
+    before = compared_with(saved.manifest.conditions, conditions, rank=rank)
+    judged = judge(_of_items(before, names), _of_items(conditions, names))
     told = {reason.word for reason in judged.reasons}
     # Where an item's own differences are listed, that its structure is another one says nothing more.
     listed = {reason.word.split(".")[0] for reason in matched.reasons if "." in reason.word}

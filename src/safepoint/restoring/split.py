@@ -68,14 +68,21 @@ def _holds_names(some: dict[str, Any], whole: dict[str, Any]) -> bool:
         )
     return (
         all(some[field] == whole[field] for field in ("class", "other", "extra"))
-        and len(some["groups"]) == len(whole["groups"])
-        and all(map(_is_group, some["groups"], whole["groups"]))
+        and _are_groups(some["groups"], whole["groups"])
         and all(_is_among(states, whole["state"].get(module, {})) for module, states in some["state"].items())
     )
 
 
 def _is_entry(some: dict[str, Any], whole: dict[str, Any]) -> bool:
     return {**some, "ties": None} == {**whole, "ties": None} and set(some["ties"]) <= set(whole["ties"])
+
+
+def _are_groups(some: list[Any], whole: list[Any]) -> bool:
+    """Return whether groups are others or parts of them, in their order; of stages there may be fewer."""
+    if len(some) == len(whole):
+        return all(map(_is_group, some, whole))
+    left = iter(whole)
+    return all(any(_is_group(one, other) for other in left) for one in some)
 
 
 def _is_group(some: dict[str, Any], whole: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """The plain trees of ranks that hold different parts of one item, put together by name.
 
-1. Names are put together: the entries and extra states of a module, the groups and states of an optimizer.
+1. Names are put together: the entries and extra states of a module, the groups and states of an optimizer. Groups of
+   optimizers that have no parameter in common are one where their options are equal, and keep their own where not.
 2. What stands under a name is the first tree's that has it. The trees of all other items are values of the user's, and
    the first tree is taken as it is.
 
@@ -96,12 +97,35 @@ def _joined_optimizer(first: dict[str, Any], second: dict[str, Any], places: dic
         others = second["state"].get(module, {})
         for name in states.keys() & others.keys():
             _note(states[name], others[name], f"state.{module}.{name}", places)
-    groups = first["groups"]
-    if len(groups) == len(second["groups"]):
-        for number, (one, other) in enumerate(zip(groups, second["groups"], strict=True)):
-            _note(one["options"], other["options"], f"groups[{number}].options", places)
-        groups = [_joined_group(*pair) for pair in zip(groups, second["groups"], strict=True)]
+    groups = _joined_groups(first["groups"], second["groups"], places)
     return {**first, "groups": groups, "state": _joined(first["state"], second["state"], levels=2)}
+
+
+def _joined_groups(first: list[Any], second: list[Any], places: dict[str, None]) -> list[Any]:
+    """Return the groups of two optimizers: one where they have a parameter in common, else where they are set alike."""
+    groups, free = list(first), list(range(len(first)))
+    others = []
+    for group in second:
+        names = set(group["parameters"])
+        host = next((place for place in free if names & set(first[place]["parameters"])), None)
+        if host is None:
+            others.append(group)
+            continue
+        free.remove(host)
+        _note(first[host]["options"], group["options"], f"groups[{host}].options", places)
+        groups[host] = _joined_group(first[host], group)
+    for group in others:
+        host = next((place for place in free if _are_set_alike(first[place], group)), None)
+        if host is None:
+            groups.append(group)
+        else:
+            free.remove(host)
+            groups[host] = _joined_group(first[host], group)
+    return groups
+
+
+def _are_set_alike(first: Any, second: Any) -> bool:
+    return not any(differing_values(_unnumbered(first["options"]), _unnumbered(second["options"])))
 
 
 def _joined_group(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from safepoint.format.digest import digest_bytes
 from safepoint.format.manifest import Conditions
 from safepoint.progress import Consumed, totals_of
 from safepoint.saving.capture import Snapshot
+from safepoint.saving.own_conditions import OwnConditions, digest_of, own_of, with_those_of_ranks
 
 # Settings that need no other digest for people to see the difference.
 _LONGEST_TEXT = 60
@@ -34,7 +35,8 @@ _OF_ALL = ""
 class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hold a rank's counters and conditions, as far as they may differ from another rank's.
 
-    `settings` maps each item, or nothing, to its words, and these to what the rank set.
+    `settings` maps each item, or nothing, to its words, and these to what the rank set. `own` is None where it is what
+    the leader has.
     """
 
     consumed: Consumed | None
@@ -44,11 +46,13 @@ class Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     structure: dict[str, str]
     counts: dict[str, int]
     reasons: dict[str, str]
+    own: OwnConditions | None = None
 
 
-def said_by(snapshot: Snapshot) -> Said:
-    """Return what a rank says of itself."""
+def said_by(snapshot: Snapshot, *, leaders: str) -> Said:
+    """Return what a rank says of itself; `leaders` is the digest of the leader's own conditions."""
     conditions = snapshot.conditions
+    own = own_of(conditions)
     return Said(
         consumed=snapshot.consumed,
         accumulation=conditions.accumulation,
@@ -57,22 +61,27 @@ def said_by(snapshot: Snapshot) -> Said:
         structure=conditions.structure,
         counts=conditions.counts,
         reasons=conditions.reasons,
+        own=None if digest_of(own) == leaders else own,
     )
 
 
-def check_alike(said: Sequence[Said], *, common: frozenset[str], accepts: Callable[[Reason], bool]) -> None:
+def check_alike(said: Sequence[Said], trees: Sequence[Mapping[str, str]], *, accepts: Callable[[Reason], bool]) -> None:
     """Compare what must be equal on all ranks.
 
     Ranks whose modules differ hold other stages or experts, and optimizers and schedules of their own.
 
     Args:
         said: What the ranks say, in their order.
-        common: Items whose plain tree is the same on all ranks that have them.
+        trees: The digest of each item's plain tree, by rank; structures are compared where all that have it are equal.
         accepts: Whether the contract accepts a difference.
 
     Raises:
         MismatchError: Names each rank and word.
     """
+    found_trees: dict[str, set[str]] = {}
+    for name, tree in (entry for one in trees for entry in one.items()):
+        found_trees.setdefault(name, set()).add(tree)
+    common = {name for name, digests in found_trees.items() if len(digests) == 1}
     structures = {name: text for one in reversed(said) for name, text in one.structure.items()}
     is_one = all(structures[name] == text for one in said for name, text in one.structure.items())
     found: list[tuple[int, Difference]] = []
@@ -162,7 +171,7 @@ def settled(
         counts=counts,
         reasons=reasons,
     )
-    return replace(snapshot, conditions=merged)
+    return replace(snapshot, conditions=with_those_of_ranks(merged, [one.own for one in said]))
 
 
 def _counts(said: Sequence[Said], types: Mapping[str, str]) -> tuple[dict[str, int], dict[str, str]]:

@@ -31,6 +31,7 @@ from safepoint.saving.capture import Snapshot
 from safepoint.saving.divide import Division, divide, divide_alone
 from safepoint.saving.kinds import find_kind
 from safepoint.saving.layout import Columns, Layout, LayoutReader, columns_of, divided_items, encode_layout, layout_of
+from safepoint.saving.own_conditions import digest_of, own_of
 from safepoint.saving.parts import RankPart, decode_part
 from safepoint.state.item import CapturedTensor
 from safepoint.state.snapshot import SnapshotItem, digest_state
@@ -186,17 +187,17 @@ class Planner:
             self._incarnation, self._attempt, self._unheard = incarnation, 0, []
         taken = _taken(snapshot)
         while True:
-            topic, leaders_step = self._meet(taken)
+            topic, leaders_step, leaders = self._meet(taken)
             try:
-                return self._answered(topic, taken, name_generation)
+                return self._answered(topic, taken, name_generation, leaders)
             except AbortedError as exc:
                 is_behind = isinstance(taken, _Taken) and leaders_step < taken.snapshot.progress.step
                 if not (is_behind and exc.where == f"{topic}/offers/parts"):
                     raise
                 _log.info("passing over a save at step %d that this rank took no part in", leaders_step)
 
-    def _meet(self, taken: _Taken | SafepointError) -> tuple[str, int]:
-        """Return the topic at which the ranks meet, and the leader's step.
+    def _meet(self, taken: _Taken | SafepointError) -> tuple[str, int, str]:
+        """Return the topic at which the ranks meet, the leader's step, and the digest of its own conditions.
 
         Once the leader's word is said, also if that is an error, the attempt is over.
         """
@@ -210,18 +211,18 @@ class Planner:
                 unheard, self._unheard = self._unheard, [*self._unheard[1 - _MOST_UNHEARD :], topic]
                 for earlier in unheard:
                     # Whoever lost the word of an earlier attempt still waits for it, and is told where the ranks are.
-                    lead(self._group, earlier, lambda: word + b"%d" % _step_of(taken), deadline_s=self._deadline_s)
+                    lead(self._group, earlier, lambda: word + _stand_of(taken), deadline_s=self._deadline_s)
         try:
             # The leader comes when it has tidied up after the save before.
-            said = lead(self._group, topic, lambda: word + b"%d" % _step_of(taken), deadline_s=2 * self._deadline_s)
+            said = lead(self._group, topic, lambda: word + _stand_of(taken), deadline_s=2 * self._deadline_s)
         except LeaderLostError:
             raise
         except SafepointError:
             self._attempt += self._group.rank != 0
             raise
-        attempt, step = map(int, said.split())
-        self._attempt = attempt + 1
-        return f"plan/{self._incarnation}/{attempt}", step
+        attempt, step, leaders = said.decode("ascii").split()
+        self._attempt = int(attempt) + 1
+        return f"plan/{self._incarnation}/{attempt}", int(step), leaders
 
     def _alone(self, snapshot: Snapshot, name_generation: Callable[[int], str]) -> Agreed:
         """Plan for one rank, which writes all it holds."""
@@ -234,13 +235,15 @@ class Planner:
         plan = Plan(name_generation(step), step, self._divided[0], items, False, *self._last)
         return Agreed(snapshot, plan, layout, tensors, self._divided[1], self._division)
 
-    def _answered(self, topic: str, taken: _Taken | SafepointError, name_generation: Callable[[int], str]) -> Agreed:
+    def _answered(
+        self, topic: str, taken: _Taken | SafepointError, name_generation: Callable[[int], str], leaders: str
+    ) -> Agreed:
         offers: list[_Offer] = []
 
         def offer() -> bytes:
             if isinstance(taken, SafepointError):
                 raise taken
-            step, said = taken.snapshot.progress.step, said_by(taken.snapshot)
+            step, said = taken.snapshot.progress.step, said_by(taken.snapshot, leaders=leaders)
             made = _Offer(step, taken.columns.digest, self._divided[0], taken.offers, said)
             return msgspec.msgpack.encode(made)
 
@@ -355,20 +358,16 @@ def _item_offer(item: SnapshotItem, divided: set[str], kind: str) -> _ItemOffer:
     return _ItemOffer(item.type, tree, "" if is_divided else digest_state(item), item.division, kind)
 
 
-def _step_of(taken: _Taken | SafepointError) -> int:
+def _stand_of(taken: _Taken | SafepointError) -> bytes:
     if isinstance(taken, SafepointError):
         raise taken
-    return taken.snapshot.progress.step
+    return f"{taken.snapshot.progress.step} {digest_of(own_of(taken.snapshot.conditions))}".encode("ascii")
 
 
 def _check_said(taken: _Taken | SafepointError, offers: Sequence[_Offer]) -> None:
-    trees: dict[str, set[str]] = {}
-    for one in offers:
-        for name, item in one.items.items():
-            trees.setdefault(name, set()).add(item.tree)
-    common = frozenset(name for name, found in trees.items() if len(found) == 1)
     if isinstance(taken, _Taken):
-        check_alike([one.said for one in offers], common=common, accepts=taken.snapshot.accepts)
+        trees = [{name: item.tree for name, item in one.items.items()} for one in offers]
+        check_alike([one.said for one in offers], trees, accepts=taken.snapshot.accepts)
 
 
 def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Columns]) -> dict[str, PlannedItem]:
@@ -383,8 +382,8 @@ def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Columns]) -> dict
         type_name = check_types({rank: item.type for rank, item in held.items()}, item=name)
         is_one_tree = len({item.tree for item in held.values()}) == 1
         states = {rank: item.state for rank, item in held.items()}
-        declared = {rank: item.kind for rank, item in held.items()}
-        kind = find_kind(states, declared, item=name, is_in_parts=name in in_parts)
+        kinds = {rank: item.kind for rank, item in held.items()}
+        kind = find_kind(states, kinds, item=name, is_in_parts=name in in_parts)
         keeper = min(held) if is_one_tree and kind != "per_rank" else None
         ranks = None if len(held) == len(offers) else tuple(sorted(held))
         divisions = tuple(sorted({item.division for item in held.values()}))
