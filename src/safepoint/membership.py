@@ -49,6 +49,8 @@ class Membership:
         self._deadline_s = deadline_s
         self._joins = 0
         self._looks = 0
+        # Topics of exchanges that every rank has left behind when all have come to the next join.
+        self._past: list[str] = []
         self._environment = environment
         self._takeover = takeover
         self._session: RankSession | None = None
@@ -75,16 +77,21 @@ class Membership:
         if self._is_closed:
             raise RequestError("the manager is closed", where=self._storage.url, remedy="Make another one.")
         self._joins += 1
-        return join_run(
+        topic = f"join/attempt-{self._joins}"
+        session = join_run(
             self._storage,
             self._group,
             self._ambient,
-            topic=f"join/attempt-{self._joins}",
+            topic=topic,
             versions=dict(self._environment()),
             takeover=self._takeover,
             needs_chain=not (self.restarts or (wish.branch and wish.step is not None)),
             deadline_s=self._deadline_s,
         )
+        past, self._past = self._past, [topic, f"join/{session.claim.incarnation}"]
+        for earlier in past:
+            self._group.settle(earlier)
+        return session
 
     def enter(
         self, wish: Wish, find: Callable[[Lineage], Restored], settle: Callable[[RankSession, Restored], Told]
@@ -183,7 +190,9 @@ class Membership:
             return b""
 
         self._looks += 1
-        lead(self._group, f"join/look-{self._looks}", look, deadline_s=self._deadline_s)
+        topic = f"join/look-{self._looks}"
+        self._past.append(topic)
+        lead(self._group, topic, look, deadline_s=self._deadline_s)
         return found[-1]
 
     def _check_nothing_is_there(self, session: RankSession) -> None:

@@ -152,7 +152,7 @@ def join_run(
         if group.rank != 0:
             sessions.append(Follower(storage, group, ambient, claimed, deadline_s=deadline_s))
         if group.world_size > 1:
-            _check_is_shared(storage, group, ambient, claimed, digest, deadline_s)
+            _check_is_shared(storage, group, ambient, claimed, digest, topic=topic, deadline_s=deadline_s)
     except BaseException:
         for session in sessions:
             session.close()
@@ -161,7 +161,7 @@ def join_run(
 
 
 def _check_is_shared(
-    storage: Storage, group: Group, ambient: Ambient, claim: Claim, digest: str, deadline_s: float
+    storage: Storage, group: Group, ambient: Ambient, claim: Claim, digest: str, *, topic: str, deadline_s: float
 ) -> None:
     """Raise `RequestError` unless every rank reads the leader's record; on all ranks.
 
@@ -192,7 +192,7 @@ def _check_is_shared(
             )
         return b""
 
-    join(group, f"join/{claim.incarnation}/shared", look, judge, deadline_s=deadline_s + WAIT_S)
+    join(group, f"{topic}/shared", look, judge, deadline_s=deadline_s + WAIT_S)
 
 
 def _seen(storage: Storage, claim: Claim) -> str:

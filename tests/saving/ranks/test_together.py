@@ -11,6 +11,7 @@ from safepoint.faults.script import Effect, Fault, FaultScript
 from safepoint.faults.storage import FaultyStorage
 from safepoint.format.manifest import Manifest
 from safepoint.format.state_digest import joint_digest, rank_share
+from safepoint.restoring.select import Wish
 from safepoint.retention.policy import keep
 from safepoint.schedule import every
 from safepoint.storage.memory import MemoryStorage
@@ -281,6 +282,21 @@ def test_words_of_earlier_saves_do_not_stay_on_the_board() -> None:
     held = list(job.threads.messages.held)
     assert {key.split("/")[1] for key in held if key.startswith("save/")} == {manifests(job.storage)[0].generation}
     assert {key.split("/")[2] for key in held if key.startswith("plan/")} == {"18"}
+
+
+def test_words_of_earlier_joins_do_not_stay_on_the_board() -> None:
+    job = Ranks(3)
+
+    def act(rank: Rank) -> None:
+        for _ in range(4):
+            rank.membership.leave()
+            rank.start()
+            rank.membership._look_back(Wish())
+
+    for outcome in job.run(act):
+        outcome.returned()
+    held = {key.split("/")[1] for key in job.threads.messages.held if key.startswith("join/")}
+    assert held == {"attempt-5", "5", "look-4"}
 
 
 def test_a_save_by_time_is_due_on_all_ranks_when_it_is_on_the_leader_s_clock() -> None:
