@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import safepoint as sp
 from safepoint.format.digest import digest_bytes
+from tests.restoring.ranks import norms
 from tests.state.divided import Built, build, everything, train
 
 UPDATES = 2
@@ -106,6 +107,11 @@ def main(folder: Path) -> None:
         told = go_on(chain, folder)
         if dist.get_rank() == 0:
             print(told, flush=True)
+    if not (folder / "norms.json").exists():
+        norms.save_on_two(folder)
+    told = norms.go_on(folder)
+    if dist.get_rank() == 0:
+        print(told, flush=True)
     dist.destroy_process_group()
 
 

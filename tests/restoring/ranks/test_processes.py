@@ -15,6 +15,7 @@ from safepoint.catalog import examine_all, read_lineage
 from safepoint.restoring.compare import compare_checkpoints
 from safepoint.restoring.verify import verify_generation
 from safepoint.storage.local import LocalStorage
+from tests.restoring.ranks import norms
 from tests.restoring.ranks.reshard_worker import CHAINS, digests
 from tests.state.divided import build
 from tests.warm import WarmPython
@@ -36,7 +37,8 @@ def expected(before: int | None, world_size: int) -> list[str]:
     else:
         # What one process had of a generator is given to all; only its global streams are known to be its own.
         found = "rng world_size" if before == 1 else "noise.per_rank rng world_size"
-    return [f"{chain}: {ways[world_size]} on {world_size}, {found}" for chain, ways in CHAINS.items()]
+    told = [f"{chain}: {ways[world_size]} on {world_size}, {found}" for chain, ways in CHAINS.items()]
+    return [*told, f"norms: step {norms.UPDATES} on {world_size}"]
 
 
 @pytest.mark.timeout(900)
