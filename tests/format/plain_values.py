@@ -86,6 +86,5 @@ def fingerprint(value: object) -> object:
     if isinstance(value, dict):
         return kind, [(fingerprint(key), fingerprint(element)) for key, element in value.items()]
     if isinstance(value, datetime.datetime | datetime.time):
-        # Without the fold, which is not kept.
-        return kind, value.isoformat()
+        return kind, value.isoformat(), value.fold
     return kind, repr(value)

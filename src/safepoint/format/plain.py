@@ -9,13 +9,14 @@ one key, its tag::
 
     $float "0x1.8p+0"    $int "-0x1f…"      $str hex of UTF-8 with surrogates     $bytes base64
     $complex [re, im]    $tuple [...]       $set [...]    $frozenset [...]        $dict [[key, value], ...]
-    $ordered [[key, value], ...]            $datetime / $date / $time ISO 8601    $timedelta [days, s, µs]
+    $ordered [[key, value], ...]            $date / $datetime / $time ISO 8601    $timedelta [days, s, µs]
+    $datetime / $time [ISO 8601, 1] where an hour comes twice and the second is meant (fold)
     $path [flavour, text]                   $size [...]   $dtype name             $numpy [dtype, hex]
     $tensor [name, container, device, requires_grad]      $scalar [dtype, hex, container, device, requires_grad]
     $view [name, offset, shape, stride, container, device, requires_grad]
     $shared [number, value]                 $same number
 
-Not kept: sign and payload of a NaN, the `fold` of a time, the name of a fixed time zone.
+Not kept: sign and payload of a NaN, the name of a fixed time zone.
 
 Spec: F4.
 """
@@ -163,9 +164,9 @@ _ENCODERS: dict[type, Callable[[Any, str, int], Any]] = {
     frozenset: lambda v, p, d: {"$frozenset": _encode_set(v, p, d)},
     dict: _encode_dict,
     OrderedDict: lambda v, p, d: {"$ordered": _encode_pairs(v, p, d)},
-    datetime.datetime: lambda v, p, d: {"$datetime": _naive_or_fixed(v, p).isoformat()},
+    datetime.datetime: lambda v, p, d: {"$datetime": _time_form(v, p)},
     datetime.date: lambda v, p, d: {"$date": v.isoformat()},
-    datetime.time: lambda v, p, d: {"$time": _naive_or_fixed(v, p).isoformat()},
+    datetime.time: lambda v, p, d: {"$time": _time_form(v, p)},
     datetime.timedelta: lambda v, p, d: {"$timedelta": [v.days, v.seconds, v.microseconds]},
     pathlib.PurePosixPath: lambda v, p, d: {"$path": ["pure_posix", _encode_str(str(v), p, d)]},
     pathlib.PureWindowsPath: lambda v, p, d: {"$path": ["pure_windows", _encode_str(str(v), p, d)]},
@@ -182,6 +183,11 @@ _ENCODERS: dict[type, Callable[[Any, str, int], Any]] = {
     Shared: lambda v, p, d: {"$shared": [v.number, _encode(v.value, p, d + 1)]},
     Same: lambda v, p, d: {"$same": v.number},
 }
+
+
+def _time_form(value: Any, path: str) -> Any:
+    text = _naive_or_fixed(value, path).isoformat()
+    return [text, value.fold] if value.fold else text
 
 
 def _naive_or_fixed(value: Any, path: str) -> Any:

@@ -221,6 +221,22 @@ def _iso(kind: Any) -> Callable[[Any], object]:
     return decode
 
 
+def _folded(kind: Any) -> Callable[[Any], object]:
+    """Return a decoder of a text, or of a text and the number 1: the second of two times that read the same."""
+    plain = _iso(kind)
+
+    def decode(value: object) -> object:
+        if type(value) is not list:
+            return plain(value)
+        text, fold = value
+        if type(fold) is not int or fold != 1:
+            raise ValueError("not in canonical form")
+        result: Any = plain(text)
+        return result.replace(fold=1)
+
+    return decode
+
+
 def _fields(count: int, build: Callable[[list[Any]], object]) -> Callable[[Any], object]:
     """Return a decoder of an array of exactly so many elements."""
 
@@ -263,9 +279,9 @@ _DECODERS: dict[str, Callable[[Any], object]] = {
     "$str": _surrogate_text,
     "$complex": _fields(2, lambda p: complex(_decode_float(p[0]), _decode_float(p[1]))),
     "$bytes": lambda p: base64.b64decode(_text(p), validate=True),
-    "$datetime": _iso(datetime.datetime),
+    "$datetime": _folded(datetime.datetime),
     "$date": _iso(datetime.date),
-    "$time": _iso(datetime.time),
+    "$time": _folded(datetime.time),
     "$timedelta": _fields(3, _timedelta),
     "$path": _fields(2, _path),
     "$size": lambda p: SizeLeaf(_wholes(p)),
