@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 from safepoint.catalog import Lineage, list_generations, read_lineage
 from safepoint.errors import RequestError
+from safepoint.format.names import RUN_RECORD
 from safepoint.restoring.match import Choice
 from safepoint.restoring.restore import RestoreContext, Restored, restore
 from safepoint.restoring.select import Wish, check_run_is_there
 from safepoint.storage.base import Storage
-from safepoint.storage.url import open_storage, parse_source
+from safepoint.storage.url import open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,7 @@ def as_source(source: str | os.PathLike[str] | None, *, own: Storage, wish: Wish
             found=f"step={wish.step}",
             remedy="The source's step is written RUN@STEP. To go back in the own run, leave source= out.",
         )
-    url, step = parse_source(text)
-    storage = open_storage(url)
+    _, storage, step = open_source(text, record=RUN_RECORD)
     if _place(storage.url) == _place(own.url):
         raise RequestError(
             "the source is the run itself",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -85,3 +86,25 @@ def test_an_at_sign_in_the_path_of_a_folder_begins_no_step(tmp_path: Path, capsy
     (tmp_path / "run@abc").mkdir()
     assert main(["show", f"{tmp_path}/run@abc"]) == 3
     assert capsys.readouterr().err.count("there is no run here") == 2
+
+
+def test_a_run_whose_name_ends_in_a_sign_and_digits_comes_before_a_step_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(text: str) -> object:
+        assert main(["show", text, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["manifest"]["step"]
+
+    alone = LocalStorage(tmp_path / "a@3")
+    write_generation(alone, 7, chain=begin(alone))
+    assert shown(f"{tmp_path}/a@3") == 7
+    assert shown(f"{tmp_path}/a@3@7") == 7
+    other = LocalStorage(tmp_path / "a")
+    write_generation(other, 3, chain=begin(other))
+    assert main(["show", f"{tmp_path}/a@3"]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path}/a@3/ for the run" in told and f"{tmp_path}/a/@3 for the step" in told
+    assert shown(f"{tmp_path}/a@3/") == 7
+    assert shown(f"{tmp_path}/a/@3") == 3
+    (tmp_path / "a@3" / "run.json").unlink()
+    assert shown(f"{tmp_path}/a@3") == 3

@@ -13,8 +13,9 @@ from safepoint.catalog import (
     read_lineage,
 )
 from safepoint.errors import CorruptionError, NotFoundError, RequestError
+from safepoint.format.names import RUN_RECORD
 from safepoint.storage.base import Storage
-from safepoint.storage.url import open_storage, parse_source
+from safepoint.storage.url import open_source as find_source
 
 # Of several generations with one step, the first state that is found answers.
 _ORDER = tuple(GenerationState)
@@ -44,8 +45,7 @@ def open_source(text: str) -> Source:
         NotFoundError: There is no run; nothing was created.
         RequestError: There is none, and what was typed ends in ``@`` and something that is no step.
     """
-    url, step = parse_source(text)
-    storage = open_storage(url)
+    url, storage, step = find_source(text, record=RUN_RECORD)
     if storage.root_exists():
         lineage, damage = _read_lineage(storage)
         if lineage.run is not None or list_generations(storage):

@@ -7,7 +7,7 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from safepoint.ambient import Ambient
-from safepoint.errors import RequestError
+from safepoint.errors import ObjectMissingError, RequestError
 from safepoint.storage.base import Storage
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
@@ -66,7 +66,7 @@ def parse_source(text: str) -> tuple[str, int | None]:
     """Split ``RUN@STEP`` into the run and the step; the step is None where there is none.
 
     Only digits after the last ``@`` are a step, so that a path may hold an ``@`` itself; a run whose name ends in one
-    and digits is written with a slash at its end.
+    and digits can be written with a slash at its end. `open_source` looks which one is there.
     """
     run, sign, digits = text.rpartition("@")
     if not sign or not (digits.isascii() and digits.isdigit()):
@@ -76,6 +76,42 @@ def parse_source(text: str) -> tuple[str, int | None]:
     if len(digits) > _MOST_STEP_DIGITS:
         raise RequestError("a step is too large", where=text, expected=f"at most {_MOST_STEP_DIGITS} digits")
     return run, int(digits)
+
+
+def open_source(text: str, *, record: str) -> tuple[str, Storage, int | None]:
+    """Return the run that ``RUN`` or ``RUN@STEP`` names, opened, and the step.
+
+    A run whose own name ends in ``@`` and digits is meant before a step of another one.
+
+    Args:
+        text: What was typed.
+        record: The object by which a run is known.
+
+    Raises:
+        RequestError: Either may be meant, or the text is not usable.
+    """
+    url, step = parse_source(text)
+    storage = open_storage(url)
+    whole = storage if step is None else open_storage(text)
+    if step is None or not _holds(whole, record):
+        return url, storage, step
+    if _holds(storage, record):
+        raise RequestError(
+            "there is a run of this name, and another one that may have this step",
+            where=text,
+            remedy=f"Write {text}/ for the run of this name, or {url}/@{step} for the step of the other one.",
+        )
+    return text, whole, None
+
+
+def _holds(storage: Storage, record: str) -> bool:
+    if not storage.root_exists():
+        return False
+    try:
+        storage.size(record)
+    except ObjectMissingError:
+        return False
+    return True
 
 
 def _without_tilde(path: str) -> str:
