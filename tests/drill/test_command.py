@@ -82,12 +82,17 @@ def test_a_kept_folder_holds_runs_and_logs_and_is_never_used_twice(
     assert "not empty" in capsys.readouterr().err
 
 
+def test_a_wrong_phase_is_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "started"
+    assert main(["drill", "--kill-phase", "foo", "--", "touch", str(mark)]) == 2
+    assert "a save has no such phase" in capsys.readouterr().err and not mark.exists()
+
+
 @pytest.mark.parametrize(
     "options",
     [
         ["--kill-at", "7", "--kills", "2"],
         ["--kill-at", "13"],
-        ["--kill-at", "3", "--kill-phase", "wriet"],
         ["--kill-rank", "one"],
         ["--nproc", "2", "--world-sizes", "2,3"],
         ["--world-sizes", "2"],

@@ -89,11 +89,17 @@ def check_aim(at: str) -> None:
         raise RequestError("no ranks are named so", where="kill", expected=", ".join(AIMS), found=at)
 
 
-def check_kills(kills: tuple[Kill, ...], *, updates: int) -> None:
-    """Raise `RequestError` for a kill that the run never reaches."""
+def check_phases(kills: tuple[Kill, ...]) -> None:
+    """Raise `RequestError` for a phase that no save has; this can be known before anything has run."""
     for kill in kills:
         if kill.phase is not None and kill.phase not in PHASES:
             raise RequestError("a save has no such phase", where="kill", expected=", ".join(PHASES), found=kill.phase)
+
+
+def check_kills(kills: tuple[Kill, ...], *, updates: int) -> None:
+    """Raise `RequestError` for a kill that the run never reaches."""
+    check_phases(kills)
+    for kill in kills:
         if not 0 <= kill.update <= updates:
             raise RequestError(
                 "a kill is out of the run's reach",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from safepoint.drill.plan import Kill, aim_kills, check_aim, check_kills, plan_kills
+from safepoint.drill.plan import Kill, aim_kills, check_aim, check_kills, check_phases, plan_kills
 from safepoint.drill.play import Stage, play
 from safepoint.drill.process import last_lines
 from safepoint.drill.trace import Ending, Rehearsal, Start
@@ -40,6 +40,7 @@ def rehearse(
     """
     check_sizes(sizes, len(kills) or count)
     check_aim(kills_ranks)
+    check_phases(kills)
     stage = replace(stage, ranks=sizes[0]) if sizes else stage
     baseline = run_baseline(stage)
     tell("uninterrupted", baseline)
