@@ -89,6 +89,7 @@ class Saver:
         self._buffer = StagingBuffer()
         self._thread = BackgroundSaver(ambient)
         self._failures = 0
+        self._unmet = ""
         self._unknown: set[str] = set()
         self._deferred: SaveHandle | None = None
         self._last_step, self._last_time = 0, ambient.monotonic()
@@ -260,6 +261,10 @@ class Saver:
             session.journal.event("deleted", generation=generation)
         for text in (*report.warnings, *filter(None, [report.stopped])):
             _log.warning("retention: %s", text)
+        if report.unmet != self._unmet:
+            self._unmet = report.unmet
+            if report.unmet:
+                _log.warning("retention: %s", report.unmet)
 
     def _own_up(self, handle: SaveHandle, *, is_explicit: bool) -> None:
         error = handle.error

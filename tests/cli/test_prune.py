@@ -50,6 +50,17 @@ def test_a_dry_run_explains_every_decision_and_changes_nothing(run: Path, capsys
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_a_metric_that_no_checkpoint_has_is_said_before_anything_is_marked(
+    run: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path for path in run.rglob("*"))
+    assert main(["prune", str(run), "--keep-last", "1", "--best", "lss:min", *options]) == 2
+    told = capsys.readouterr().err
+    assert "'lss'" in told and "they have loss" in told
+    assert sorted(path for path in run.rglob("*")) == before
+
+
 def test_it_marks_first_and_deletes_when_called_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", str(run), "--keep-last", "3"]) == 0
     assert "marked 3 checkpoints" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from safepoint.errors import RequestError
-from safepoint.retention.policy import Candidate, Decision, Keep, Standing, decide, keep
+from safepoint.retention.policy import Candidate, Decision, Keep, Standing, decide, find_unmet, keep
 
 
 def candidate(
@@ -54,6 +54,15 @@ def test_the_best_is_the_least_or_the_greatest_as_asked_for() -> None:
     candidates = [candidate(1, loss=3.0), candidate(2, loss=1.0), candidate(3, loss=2.0), candidate(4), candidate(5)]
     assert kept(candidates, keep(last=2, best=("loss", "min"))) == [2, 4, 5]
     assert kept(candidates, keep(last=2, best=("loss", "max"))) == [1, 4, 5]
+
+
+def test_a_rule_that_keeps_nothing_is_told_with_the_metrics_that_there_are() -> None:
+    candidates = [candidate(1, loss=3.0), candidate(2)]
+    assert find_unmet(candidates, keep(best=("loss", "min"))) == find_unmet(candidates, keep()) == ""
+    assert find_unmet([], keep(best=("lss", "min"))) == ""
+    assert "'lss'" in (told := find_unmet(candidates, keep(best=("lss", "min")))) and "they have loss" in told
+    assert "no metrics" in find_unmet(candidates[1:], keep(best=("loss", "min")))
+    assert "'loss'" in find_unmet([candidate(1, loss=math.nan)], keep(best=("loss", "min")))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -32,13 +32,16 @@ def _prune(
     """Mark checkpoints for deletion, and delete the data of those marked earlier.
 
     What is marked can no longer be resumed from; its data go at the next save, or when this command is called again. At
-    least two checkpoints that share nothing stay. Refuses while a job holds the run.
+    least two checkpoints that share nothing stay. Refuses while a job holds the run, and where no checkpoint has the
+    metric of --best.
     """
     policy = keep(keep_last, best=_best(best), every=every)
     source = open_run(run)
     source.require_lineage()
+    if policy.best is not None:
+        _check_best(source, policy)
     if is_dry:
-        decisions = plan_retention(source.storage, source.lineage, policy)
+        decisions = plan_retention(source.storage, source.lineage, policy).decisions
         if as_json:
             print_json({"decisions": [asdict(decision) for decision in decisions]})
         else:
@@ -56,6 +59,13 @@ def _prune(
         raise typer.Exit(1)
     if report.warnings:
         raise typer.Exit(5)
+
+
+def _check_best(source: Source, policy: Keep) -> None:
+    """Raise `RequestError` where no checkpoint is the best: the one that is meant would go."""
+    unmet = plan_retention(source.storage, source.lineage, policy).unmet
+    if unmet:
+        raise RequestError("a rule keeps nothing", where="--best", found=unmet, remedy="Nothing was marked.")
 
 
 def _retain(source: Source, policy: Keep) -> RetentionReport:
@@ -85,7 +95,7 @@ def _best(text: str | None) -> Best | None:
     return metric, modes[mode]
 
 
-def _print_decisions(decisions: list[Decision] | tuple[Decision, ...]) -> None:
+def _print_decisions(decisions: tuple[Decision, ...]) -> None:
     if not decisions:
         print_line("nothing to decide on")
         return

@@ -21,6 +21,8 @@ from safepoint.errors import RequestError
 Standing = Literal["good", "damaged", "superseded", "unknown"]
 Best = tuple[str, Literal["min", "max"]]
 
+_MOST_LISTED = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -119,6 +121,19 @@ def decide(candidates: Sequence[Candidate], policy: Keep, *, protected: Mapping[
     _add_others(candidates, good, policy, reasons)
     _add_second_copy(good, reasons)
     return [_decision(entry, good, reasons[entry.generation]) for entry in candidates]
+
+
+def find_unmet(candidates: Sequence[Candidate], policy: Keep) -> str:
+    """Return which rule keeps nothing, although there are good checkpoints; nothing where each rule keeps one."""
+    good = [entry for entry in candidates if entry.standing == "good"]
+    if policy.best is None or not good:
+        return ""
+    metric = policy.best[0]
+    if any(math.isfinite(entry.metrics.get(metric, math.nan)) for entry in good):
+        return ""
+    known = sorted({name for entry in good for name in entry.metrics})
+    there = f"they have {', '.join(known[:_MOST_LISTED])}" if known else "they have no metrics"
+    return f"no checkpoint has a finite value of {metric!r}, so none is kept as the best by it; {there}"
 
 
 def has_two_copies(kept: Sequence[frozenset[tuple[str, str]]]) -> bool:

@@ -15,7 +15,7 @@ from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage, examine_all, read_lineage
 from safepoint.errors import CorruptionError, FormatVersionError, StorageError
 from safepoint.retention.mark import mark
-from safepoint.retention.policy import Decision, Keep, decide
+from safepoint.retention.policy import Decision, Keep, decide, find_unmet
 from safepoint.retention.survey import candidates_among, resumed_lately
 from safepoint.retention.sweep import SweepReport, sweep
 from safepoint.storage.base import Storage
@@ -25,7 +25,8 @@ from safepoint.storage.base import Storage
 class RetentionReport:
     """Say what was swept, what was decided and why, and what was marked.
 
-    `stopped` says why nothing was marked; it is empty otherwise. `warnings` holds those of the sweep as well.
+    `stopped` says why nothing was marked; it is empty otherwise. `warnings` holds those of the sweep as well; `unmet`
+    says which rule of the policy keeps nothing, if one does.
     """
 
     swept: SweepReport
@@ -33,6 +34,15 @@ class RetentionReport:
     marked: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     stopped: str = ""
+    unmet: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """Say what would be decided, newest first, and which rule of the policy keeps nothing, if one does."""
+
+    decisions: tuple[Decision, ...]
+    unmet: str = ""
 
 
 def retain(
@@ -65,12 +75,13 @@ def retain(
         swept = sweep(storage, lineage, incarnation, protected=protected, unknown=unknown)
         if policy is None or swept.stopped:
             return RetentionReport(swept, warnings=swept.warnings, stopped=swept.stopped)
-        decisions = plan_retention(storage, lineage, policy, protected=protected, unknown=unknown)
+        planned = plan_retention(storage, lineage, policy, protected=protected, unknown=unknown)
         kept = {*protected, *unknown, *resumed_lately(lineage)}
-        marked, warnings = mark(storage, lineage, incarnation, run, decisions, kept, ambient=ambient)
+        marked, warnings = mark(storage, lineage, incarnation, run, planned.decisions, kept, ambient=ambient)
     except (StorageError, CorruptionError, FormatVersionError) as exc:
         return RetentionReport(SweepReport(), warnings=(str(exc),), stopped=f"the run could not be read: {exc}")
-    return RetentionReport(swept, tuple(decisions), tuple(marked), (*swept.warnings, *warnings))
+    warnings = [*swept.warnings, *warnings]
+    return RetentionReport(swept, planned.decisions, tuple(marked), tuple(warnings), unmet=planned.unmet)
 
 
 def plan_retention(
@@ -80,11 +91,12 @@ def plan_retention(
     *,
     protected: Collection[str] = (),
     unknown: Collection[str] = (),
-) -> list[Decision]:
-    """Return what would be decided, newest first; changes nothing.
+) -> RetentionPlan:
+    """Return what would be decided; changes nothing.
 
     Spec: C12.
     """
     candidates = candidates_among(storage, examine_all(storage, lineage), unknown=unknown)
     reasons = {generation: "protected by its manager" for generation in protected} | resumed_lately(lineage)
-    return decide(candidates, policy, protected=reasons)
+    decisions = decide(candidates, policy, protected=reasons)
+    return RetentionPlan(tuple(decisions), find_unmet(candidates, policy))
