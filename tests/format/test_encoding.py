@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
 import xxhash
 
 from safepoint.errors import CorruptionError, FormatVersionError, RequestError
-from safepoint.format.encoding import parse_json, seal, unseal
+from safepoint.format.encoding import MAX_NESTING, parse_json, seal, unseal
 from safepoint.format.records import Holder, IncarnationRecord, RunRecord
 from tests.format.sealing import sealed, sealed_tree, tree_of
 
@@ -164,3 +165,36 @@ def test_a_record_of_another_kind_is_refused() -> None:
 def test_a_text_that_is_not_unicode_is_refused_when_it_is_sealed() -> None:
     with pytest.raises(RequestError, match="RunRecord"):
         seal(msgspec.structs.replace(RUN, created="\ud800"))
+
+
+class Anything(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hold any value."""
+
+    value: Any
+
+
+VALUES = [
+    None, True, 0, -1, 2**63 - 1, -(2**63), 2**64 - 1, 1.5, -0.0, 1e300, "", "ä\u2028\U0001f600", "\x00\x1f\x7f\"\\/",
+    [], {}, [[], {}, [{}]], {"": {"b": 1, "a": [1, "x"]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_text_that_seal_has_made_is_decoded_as_any_other_text_of_the_same_record(value: object) -> None:
+    """Spec: F2.3"""
+    text = seal(Anything(value))
+    other = sealed_tree({"value": value})
+    assert other != text
+    found, expected = (unseal(one, Anything, where="x").value for one in (text, other))
+    assert repr(found) == repr(expected) == repr(value)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_text_that_seal_has_made_is_refused_where_it_nests_too_deeply(kind: type) -> None:
+    """Spec: F2.3"""
+    value: Any = kind()
+    for _ in range(MAX_NESTING - 2):
+        value = [value] if kind is list else {"k": value}
+    assert unseal(seal(Anything(value)), Anything, where="x").value == value
+    with pytest.raises(CorruptionError, match="256 levels"):
+        unseal(seal(Anything([value])), Anything, where="x")

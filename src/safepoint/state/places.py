@@ -5,7 +5,11 @@ A tensor's name is its path, each part escaped to letters, digits, ``_ . -`` and
 
 from __future__ import annotations
 
+import re
+
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
+# What stands for itself whole, as nearly every key does.
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]+\Z")
 _LONGEST_NAME = 400
 
 
@@ -20,6 +24,8 @@ def segment(key: object, position: int = 0) -> str:
         return f"[{key}]"
     if type(key) is not str:
         return f"[@{position}]"
+    if _PLAIN.match(key):
+        return key
     raw = key.encode("utf-8", "surrogatepass")
     return "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in raw) or "%"
 
