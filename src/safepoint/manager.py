@@ -35,7 +35,7 @@ from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
-from safepoint.settings import check_kinds, check_switches, check_values, compared_every
+from safepoint.settings import check_kinds, check_switches, check_values, compared_every, read_back_of
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
 from safepoint.state.registry import Registry
@@ -72,7 +72,7 @@ class CheckpointManager:
             collective call, and every rank calls the same methods at the same boundaries.
         agreement: When replicas on several ranks are compared: at ``"every"`` save, at every so manieth, or ``"off"``.
         on_disagreement: ``"refuse"`` a save whose replicas differ, or ``"warn"`` and save the lowest rank's.
-        read_back: Capture the live state after a restore and compare its digests with the manifest's.
+        read_back: Capture the live state after a restore and compare it; ``"full"`` digests every byte again.
         storage: Where the bytes go, in place of `url`.
         ambient: The reader of clock, entropy and environment; replaced in tests.
 
@@ -99,17 +99,17 @@ class CheckpointManager:
         process_group: Any = None,
         agreement: str | int = "every",
         on_disagreement: str = "refuse",
-        read_back: bool = True,
+        read_back: bool | str = True,
         storage: Storage | None = None,
         ambient: Ambient | None = None,
     ) -> None:
         check_values(state, accumulation, deadline_s=deadline_s, restore_deadline_s=restore_deadline_s)
         check_kinds(contract=contract, save=save, keep=keep)
-        check_switches(background=background, takeover=takeover, restart=restart, read_back=read_back)
+        check_switches(background=background, takeover=takeover, restart=restart)
         compares_every = compared_every(agreement, on_disagreement)
         self._ambient = ambient = ambient or SystemAmbient()
         self._storage = storage or open_storage(watched_url(url, ambient))
-        self._contract, self._reads_back = (contract := contract or Contract()), read_back
+        self._contract, self._reads_back = (contract := contract or Contract()), read_back_of(read_back)
         self._probe, plain = as_probe(probe), encode_plain(config, path="config")
         self._group = group = find_group(ambient=ambient, process_group=process_group, deadline_s=deadline_s)
         self._registry, ranks = (registry := Registry()), group.world_size

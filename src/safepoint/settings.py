@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from safepoint.contract import Contract
 from safepoint.errors import RequestError
@@ -39,6 +40,15 @@ def check_switches(**switches: object) -> None:
     for name, value in switches.items():
         if type(value) is not bool:
             raise _wrong(name, "True or False", value)
+
+
+def read_back_of(value: object) -> bool | Literal["full"]:
+    """Return how a restore looks at what it has set, or raise `RequestError` for a way that there is none of."""
+    if value is True or value is False:
+        return value
+    if value == "full":
+        return "full"
+    raise _wrong("read_back", 'True, False or "full"', value)
 
 
 def compared_every(agreement: object, on_disagreement: object) -> int:

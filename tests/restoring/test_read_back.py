@@ -1,11 +1,12 @@
-"""Objects of the user's own after a restore: what they tell is compared with what they were given."""
+"""After a restore the live state is compared with what was saved, what the user's own objects tell included."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import safepoint as sp
 
@@ -76,3 +77,102 @@ def test_an_iterable_that_takes_its_state_when_it_is_next_iterated_is_noted_and_
     assert len(report.notes) == 1 and "meter" in report.notes[0] and report.notes[0] in str(report)
     assert next(iter(lazy)) == 9
     manager.close()
+
+
+class Vandal:
+    """Writes to a weight of somebody else's while it takes its own state."""
+
+    def __init__(self, vandalise: Callable[[], object] = lambda: None) -> None:
+        self._vandalise = vandalise
+
+    def state_dict(self) -> dict[str, int]:
+        return {"n": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._vandalise()
+
+
+def add_in_place(model: torch.nn.Linear) -> None:
+    with torch.no_grad():
+        model.weight[3, 5] += 1
+
+
+def zero_past_the_count(model: torch.nn.Linear) -> None:
+    model.weight.data.zero_()
+
+
+def zero_by_numpy(model: torch.nn.Linear) -> None:
+    model.weight.detach().numpy()[...] = 0
+
+
+def zero_a_row_past_the_count(model: torch.nn.Linear) -> None:
+    model.weight.data[40].zero_()
+
+
+def exchange_memory(model: torch.nn.Linear) -> None:
+    model.weight.data = torch.zeros_like(model.weight)
+
+
+def add_past_the_count(model: torch.nn.Linear) -> None:
+    model.weight.data[3, 5] += 1
+
+
+def vandalised(url: Path, vandalise: Callable[[torch.nn.Linear], None], read_back: bool | str) -> sp.RestoreReport:
+    model = torch.nn.Linear(64, 64)
+    with sp.CheckpointManager(url, {"model": model, "vandal": Vandal()}) as manager:
+        manager.save()
+    manager = sp.CheckpointManager(
+        url, {"model": model, "vandal": Vandal(lambda: vandalise(model))}, read_back=read_back
+    )
+    try:
+        return manager.restore()
+    finally:
+        manager.close()
+
+
+@pytest.mark.parametrize(
+    "vandalise", [add_in_place, zero_past_the_count, zero_by_numpy, zero_a_row_past_the_count, exchange_memory]
+)
+def test_a_weight_that_is_overwritten_while_the_restore_goes_on_is_noticed(
+    vandalise: Callable[[torch.nn.Linear], None], tmp_path: Path
+) -> None:
+    """Spec: C11.8"""
+    with pytest.raises(sp.InternalError, match=r"not what was saved.*model.*weight"):
+        vandalised(tmp_path, vandalise, True)
+
+
+def test_a_write_past_the_count_that_no_sample_meets_is_noticed_where_every_byte_is_digested_again(
+    tmp_path: Path,
+) -> None:
+    """Spec: C11.8"""
+    with pytest.raises(sp.InternalError, match=r"not what was saved.*model.*weight"):
+        vandalised(tmp_path, add_past_the_count, "full")
+
+
+class Hoarder:
+    """Hands out a tensor of its own, and keeps another one than it was given."""
+
+    def __init__(self) -> None:
+        self.kept = torch.ones(100)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.kept = state["kept"]
+        self.kept.numpy()[7] += 1
+
+
+def test_what_the_users_own_object_holds_is_digested_wherever_it_lies(tmp_path: Path) -> None:
+    """Spec: C11.8"""
+    saved_item(tmp_path, Hoarder())
+    manager = sp.CheckpointManager(tmp_path, {"meter": Hoarder()})
+    with pytest.raises(sp.ContractError, match=r"load_state_dict\(\) was given"):
+        manager.restore()
+    manager.close()
+
+
+def test_only_the_ways_to_read_back_that_there_are_can_be_asked_for(tmp_path: Path) -> None:
+    for wrong in ("fully", 1, None):
+        with pytest.raises(sp.RequestError, match="read_back"):
+            sp.CheckpointManager(tmp_path, {"state": {"n": 1}}, read_back=wrong)  # type: ignore[arg-type]

@@ -1,10 +1,9 @@
 """Plan: which byte ranges of which files fill which targets. Pure.
 
 1. Each chunk is read at most once, however many boxes it feeds.
-2. A chunk that lies whole and in one run in a target is read in place. Of any other one the whole is read into a piece
-   buffer, because its digest is that of all its bytes, and what the targets need of it is copied.
-3. Tensors follow each other as they lie on disk, and so do the chunks of each; one tensor is done before the next, so
-   that no more than one has temporary memory.
+2. A chunk that lies whole and in one run in a target is read in place. Any other one is read whole all the same,
+   through a buffer, because its digest is that of all its bytes, and what the targets need of it is copied.
+3. Tensors follow each other as they lie on disk, and so do the chunks of each.
 
 Spec: C11.
 """
@@ -35,7 +34,7 @@ class TargetBox:
 class ChunkRead:
     """Name one chunk: where it lies in its file and in its tensor, and which targets it feeds.
 
-    With `begin` it is read in place, from that byte of its one target on; without, it is read into the piece buffer,
+    With `begin` it is read in place, from that byte of its one target on; without, it is read through a buffer,
     and `feeds` names the targets that take a part of it, by number.
     """
 
@@ -79,11 +78,6 @@ def plan_reads(
     ]
     reads.sort(key=lambda read: [(chunk.path, chunk.offset_bytes) for chunk in read.chunks[:1]])
     return tuple(reads)
-
-
-def largest_piece(reads: Sequence[TensorRead]) -> int:
-    """Return the size of the buffer that pieces need; 0 where every chunk is read in place."""
-    return max((chunk.size_bytes for read in reads for chunk in read.chunks if chunk.begin is None), default=0)
 
 
 def paths_of(reads: Sequence[TensorRead]) -> set[str]:

@@ -1,63 +1,152 @@
 """Read: fill the targets, checking each chunk's digest over the memory that it arrived in.
 
+1. The caller's thread asks the targets for their memory and commits them, batch after batch; threads of their own read,
+   copy and digest. A storage that cannot be read in runs is read by the caller's thread, one chunk after the other.
+2. A chunk is digested over its destination, piece by piece as they arrive there. A chunk that is needed in part comes
+   through a buffer, some rows at a time.
+3. A batch is committed when all its chunks have matched. The first that does not match stops everything.
+4. Beside the targets' own memory there are the threads' buffers, and temporary memory of at most `_MOST_HELD_BYTES` or
+   one batch.
+
 Spec: C11.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from functools import partial
 
-from safepoint.errors import CorruptionError
-from safepoint.format.digest import digest_bytes
+from safepoint.errors import CorruptionError, InternalError
+from safepoint.format.digest import running_digest
+from safepoint.format.extent import Box
+from safepoint.restoring.arrival import Arrival, BoxKey, arrival_of, place_of
 from safepoint.restoring.boxes import copy_overlap
-from safepoint.restoring.plan import ChunkRead, TensorRead, largest_piece
+from safepoint.restoring.plan import ChunkRead, TensorRead
+from safepoint.restoring.runs import RUN_BYTES, Batch, Run, batches_of
+from safepoint.restoring.workers import Workers
 from safepoint.storage.base import Storage
+from safepoint.storage.reading import ObjectReader, Streaming, aligned_buffer, opened
 
-# What a box of a tensor holds: by item, tensor name, offset and shape.
-BoxKey = tuple[str, str, tuple[int, ...], tuple[int, ...]]
+READERS = 2
+# What a device transfers at a time: large enough for its full rate, small enough for the other threads' turn.
+TRANSFER_BYTES = 4 << 20
+
+_MOST_BATCHES = 16
+_MOST_HELD_BYTES = 32 << 20
 
 
-def read(storage: Storage, reads: Sequence[TensorRead], *, filled: dict[BoxKey, str] | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Hold a batch under way: the memory of each tensor's targets, and how much of it is temporary."""
+
+    batch: Batch
+    memories: list[list[memoryview]]
+    held_bytes: int
+    tasks: list[Future[int]]
+
+
+def read(storage: Storage, reads: Sequence[TensorRead], *, arrivals: dict[BoxKey, Arrival] | None = None) -> int:
     """Fill all targets and return the number of bytes read and checked.
 
     A target whose bytes do not match is never committed; targets that were filled before it hold new bytes, so the
-    caller must restore something else over them, or give the live objects up. Beside the targets' own memory there is
-    one buffer of the largest chunk that is needed in part.
+    caller must restore something else over them, or give the live objects up.
 
     Args:
         storage: Where the run lies.
         reads: The plan.
-        filled: Takes the digest of each target's bytes, if given; they are read once more for it.
+        arrivals: Takes what each target was filled with, if given.
 
     Raises:
         CorruptionError: A chunk's bytes contradict its digest; names file, tensor, rows, expected and found.
 
     Spec: C11.
     """
-    total = 0
-    buffer = memoryview(bytearray(largest_piece(reads)))
-    for tensor in reads:
-        memories = [one.target.memory() for one in tensor.targets]
-        for chunk in tensor.chunks:
-            if chunk.begin is not None:
-                _fetch(storage, tensor, chunk, memories[chunk.feeds[0]][chunk.begin : chunk.begin + chunk.size_bytes])
-            else:
-                piece = buffer[: chunk.size_bytes]
-                _fetch(storage, tensor, chunk, piece)
-                for number in chunk.feeds:
-                    box = tensor.targets[number].box
-                    copy_overlap(piece, chunk.box, memories[number], box, tensor.element_bytes)
-            total += chunk.size_bytes
-        for one, memory in zip(tensor.targets, memories, strict=True):
-            if filled is not None:
-                filled[tensor.item, tensor.name, one.box.offset, one.box.shape] = digest_bytes(memory)
-            one.target.commit()
+    total, begun = 0, deque[_Begun]()
+    count = READERS if isinstance(storage, Streaming) else 0
+    with Workers(count) as workers:
+        buffers = deque(aligned_buffer(TRANSFER_BYTES) for _ in range(max(count, 1)))
+        for batch in batches_of(reads):
+            held_bytes = _held_bytes(batch)
+            while begun and (len(begun) == _MOST_BATCHES or _sum_of(begun) + held_bytes > _MOST_HELD_BYTES):
+                total += _finish(begun.popleft(), workers, arrivals)
+            memories = [[one.target.memory() for one in tensor.targets] for tensor in batch.tensors]
+            tasks = [
+                workers.start(partial(_read_run, storage, run, batch, memories, buffers, workers))
+                for run in batch.runs()
+            ]
+            begun.append(_Begun(batch, memories, held_bytes, tasks))
+        while begun:
+            total += _finish(begun.popleft(), workers, arrivals)
     return total
 
 
-def _fetch(storage: Storage, tensor: TensorRead, chunk: ChunkRead, memory: memoryview) -> None:
-    storage.read_into(chunk.path, chunk.offset_bytes, memory)
-    found = digest_bytes(memory)
+def _held_bytes(batch: Batch) -> int:
+    """Return how much temporary memory the targets of a batch take until they are committed."""
+    targets = [one.target for tensor in batch.tensors for one in tensor.targets]
+    return sum(target.nbytes for target in targets if place_of(target) is None)
+
+
+def _sum_of(begun: Sequence[_Begun]) -> int:
+    return sum(one.held_bytes for one in begun)
+
+
+def _finish(begun: _Begun, workers: Workers, arrivals: dict[BoxKey, Arrival] | None) -> int:
+    """Wait for a batch, commit its targets, note what arrived in them, and return its size."""
+    size_bytes = sum(workers.result_of(task) for task in begun.tasks)
+    for tensor, memories in zip(begun.batch.tensors, begun.memories, strict=True):
+        for number, (one, memory) in enumerate(zip(tensor.targets, memories, strict=True)):
+            one.target.commit()
+            if arrivals is not None:
+                chunks = (chunk for chunk in tensor.chunks if number in chunk.feeds)
+                key = (tensor.item, tensor.name, one.box.offset, one.box.shape)
+                arrivals[key] = arrival_of(one.target, memory, chunks)
+    return size_bytes
+
+
+def _read_run(
+    storage: Storage,
+    run: Run,
+    batch: Batch,
+    memories: list[list[memoryview]],
+    buffers: deque[memoryview],
+    workers: Workers,
+) -> int:
+    """Fill what a run feeds, check each of its chunks, and return its size."""
+    buffer = buffers.popleft()
+    try:
+        with opened(storage, run.path, buffer) as reader:
+            number, chunk = run.parts[0]
+            if chunk.begin is None:
+                pieces = _in_rows(reader, batch.tensors[number], chunk, memories[number])
+            else:
+                pieces = reader.fill(run.offset_bytes, [_part_of(memories[number], one) for number, one in run.parts])
+            return _check(run, batch, pieces, workers)
+    finally:
+        buffers.append(buffer)
+
+
+def _check(run: Run, batch: Batch, pieces: Iterator[tuple[int, memoryview]], workers: Workers) -> int:
+    """Digest pieces as they arrive, compare each chunk of the run, and return their size."""
+    state, arrived_bytes, matched = running_digest(), 0, 0
+    for part, piece in pieces:
+        if workers.is_stopped:
+            raise CancelledError
+        state.update(piece)
+        arrived_bytes += len(piece)
+        number, chunk = run.parts[part]
+        if arrived_bytes == chunk.size_bytes:
+            _compare(state.hexdigest(), batch.tensors[number], chunk)
+            state.reset()
+            arrived_bytes, matched = 0, matched + 1
+    if matched != len(run.parts):
+        raise InternalError("not all of a run was checked", where=run.path, expected=len(run.parts), found=matched)
+    return sum(chunk.size_bytes for _, chunk in run.parts)
+
+
+def _compare(found: str, tensor: TensorRead, chunk: ChunkRead) -> None:
     if found != chunk.digest:
         raise CorruptionError(
             "stored bytes of a tensor are damaged",
@@ -65,3 +154,33 @@ def _fetch(storage: Storage, tensor: TensorRead, chunk: ChunkRead, memory: memor
             expected=f"digest {chunk.digest}",
             found=found,
         )
+
+
+def _part_of(memories: Sequence[memoryview], chunk: ChunkRead) -> memoryview:
+    """Return where a chunk that is read in place has its place."""
+    assert chunk.begin is not None
+    return memories[chunk.feeds[0]][chunk.begin : chunk.begin + chunk.size_bytes]
+
+
+def _in_rows(
+    reader: ObjectReader, tensor: TensorRead, chunk: ChunkRead, memories: Sequence[memoryview]
+) -> Iterator[tuple[int, memoryview]]:
+    """Read a chunk that is needed in part, some rows at a time, and copy from them what the targets take."""
+    row_count = chunk.box.shape[0] if chunk.box.shape else 1
+    row_bytes = chunk.size_bytes // row_count
+    step = max(1, RUN_BYTES // row_bytes)
+    buffer = memoryview(bytearray(min(step * row_bytes, chunk.size_bytes)))
+    for start in range(0, row_count, step):
+        count = min(step, row_count - start)
+        rows = buffer[: count * row_bytes]
+        for _, piece in reader.fill(chunk.offset_bytes + start * row_bytes, [rows]):
+            yield 0, piece
+        box = _rows_of(chunk.box, start, count)
+        for number in chunk.feeds:
+            copy_overlap(rows, box, memories[number], tensor.targets[number].box, tensor.element_bytes)
+
+
+def _rows_of(box: Box, start: int, count: int) -> Box:
+    if not box.shape:
+        return box
+    return Box((box.offset[0] + start, *box.offset[1:]), (count, *box.shape[1:]))

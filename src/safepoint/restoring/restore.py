@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -24,14 +24,16 @@ from safepoint.errors import CorruptionError, MismatchError, ObjectMissingError,
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import Refusal
-from safepoint.restoring.apply import ReadBack, apply, merged_read_backs, read_back
+from safepoint.restoring.apply import apply
+from safepoint.restoring.arrival import Arrival, BoxKey
 from safepoint.restoring.deal import deal_boxes, deal_state, told_manifest
 from safepoint.restoring.derive import with_derived_streams
 from safepoint.restoring.match import Choice, Match, match
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
 from safepoint.restoring.promise import find_promise, lowered, with_probe
-from safepoint.restoring.read import BoxKey, read
+from safepoint.restoring.read import read
+from safepoint.restoring.read_back import ReadBack, merged_read_backs, read_back
 from safepoint.restoring.select import Wish, lost_after, nothing_found, select, superseded_by
 from safepoint.restoring.together import Ranks, merged_names
 from safepoint.restoring.validate import SavedState, check_headers, without_owner
@@ -67,7 +69,8 @@ class RestoreContext:
     further: Callable[[Manifest], Sequence[Reason]] = lambda manifest: ()
     on_touch: Callable[[], None] = lambda: None
     probe: Probe | None = None
-    reads_back: bool = True
+    # Whether the live objects are captured again and compared; "full" for every byte of them.
+    reads_back: bool | Literal["full"] = True
     undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext
     ranks: Ranks = field(default_factory=Ranks)
     own: frozenset[str] = frozenset()
@@ -209,11 +212,11 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str, *, stora
     promise = _promise(context, saved, matched)
     permits = Permits(context.contract.words, context.contract.current)
     _, reads = _planned(context, saved, matched, permits)
-    filled: dict[BoxKey, str] = {}
+    arrivals: dict[BoxKey, Arrival] = {}
     if matched.items:
         context.on_touch()
     try:
-        ranks.all(lambda: read(storage or context.storage, reads, filled=filled if _is_split(context, saved) else None))
+        ranks.all(lambda: read(storage or context.storage, reads, arrivals=arrivals if context.reads_back else None))
     except SafepointError as exc:
         advise(exc, _of_mixture(exc.remedy))
         raise
@@ -224,7 +227,7 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str, *, stora
             if isinstance(optimizer, Reappliable) and optimizer.name in saved.items:
                 optimizer.reapply_hyperparameters()
     if context.reads_back:
-        _read_back(context, saved, matched, promise, filled)
+        _read_back(context, saved, matched, promise, arrivals)
 
 
 @runtime_checkable
@@ -253,9 +256,9 @@ def _restore_one(
     outcome.is_mixed = True
     written_before = outcome.touched - {(one.item, one.name) for one in reads}
     outcome.touched |= {(one.item, one.name) for one in reads}
-    filled: dict[BoxKey, str] = {}
+    arrivals: dict[BoxKey, Arrival] = {}
     counts = ranks.joined(
-        lambda: [len(reads), read(storage, reads, filled=filled if _is_split(context, saved) else None)],
+        lambda: [len(reads), read(storage, reads, arrivals=arrivals if context.reads_back else None)],
         lambda parts: [sum(column) for column in zip(*parts, strict=True)],
         list[int],
     )
@@ -269,7 +272,7 @@ def _restore_one(
         f"{counts[0]} tensors, {counts[1]} bytes, each chunk by digest on arrival",
     ]
     if context.reads_back:
-        found = _read_back(context, saved, matched, promise, filled)
+        found = _read_back(context, saved, matched, promise, arrivals)
         promise = outcome.promise = lowered(promise, found.reasons)
         outcome.notes += found.notes
         outcome.checks.append(f"{found.equal} of {len(matched.items)} items read back equal")
@@ -315,7 +318,7 @@ def _applied(saved: SavedState, matched: Match, permits: Permits, written_before
 
 
 def _is_split(context: RestoreContext, saved: SavedState) -> bool:
-    """Return whether no rank has the whole state, so that the manifest's digests cannot be made from it."""
+    """Return whether no rank has the whole state."""
     return context.ranks.world_size > 1 or saved.manifest.world_size > 1
 
 
@@ -353,7 +356,7 @@ def _promise(context: RestoreContext, saved: SavedState, matched: Match) -> Prom
 
 
 def _read_back(
-    context: RestoreContext, saved: SavedState, matched: Match, promise: Promise, filled: Mapping[BoxKey, str]
+    context: RestoreContext, saved: SavedState, matched: Match, promise: Promise, arrivals: Mapping[BoxKey, Arrival]
 ) -> ReadBack:
     """Read the items back, and raise `ContractError` when one did not take its state and that is not permitted."""
     found = context.ranks.joined(
@@ -361,7 +364,9 @@ def _read_back(
             saved,
             matched.items,
             changed=_changed(context, promise),
-            filled=filled if _is_split(context, saved) else None,
+            arrivals=arrivals,
+            is_split=_is_split(context, saved),
+            is_full=context.reads_back == "full",
             undisturbed=context.undisturbed,
         ),
         merged_read_backs,

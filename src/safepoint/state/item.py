@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from safepoint.errors import Difference
 
@@ -33,6 +33,33 @@ class TensorSpec:
     shape: tuple[int, ...]
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Name live host memory that holds a box's bytes just as they are stored.
+
+    `writes` is how often it was written to, by a count that sees what goes through the framework and no more.
+    """
+
+    address: int
+    writes: int
+
+
+class Placed(Protocol):
+    """A source or a target that tells where its bytes lie; a target does so before and after `commit`."""
+
+    def place(self) -> Place | None:
+        """Return where the bytes lie in live memory; None where they do not lie there as they are stored."""
+
+    def memory(self) -> memoryview:
+        """Return that memory; asked only of what has a place, or of a target."""
+
+
+def placed(one: Any) -> Placed | None:
+    """Return a source or a target that tells where its bytes lie; None for one that does not."""
+    # For many small tensors, asking isinstance() of a protocol takes longer than all else that is done with them.
+    return one if hasattr(one, "place") else None
 
 
 class Source(Protocol):

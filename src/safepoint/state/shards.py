@@ -21,7 +21,7 @@ import torch
 from safepoint.errors import RequestError
 from safepoint.format.digest import digest_bytes
 from safepoint.state.boxes import Cut, LocalBox, in_order_of_cutting, share_of
-from safepoint.state.item import BoxTarget, CapturedTensor, TensorSpec
+from safepoint.state.item import BoxTarget, CapturedTensor, Place, TensorSpec
 from safepoint.state.tensors import (
     InPlaceTarget,
     NewTensorTarget,
@@ -88,6 +88,9 @@ class _Box:
 
     def memory(self) -> memoryview:
         return self._in_place().memory()
+
+    def place(self) -> Place | None:
+        return self._in_place().place()
 
     def commit(self) -> None:
         self._in_place().commit()

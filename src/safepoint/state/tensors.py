@@ -18,7 +18,7 @@ import torch
 
 from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
-from safepoint.state.item import TensorSpec
+from safepoint.state.item import Place, TensorSpec
 
 SPARSE_LAYOUTS = (
     torch.sparse_coo,
@@ -76,6 +76,14 @@ class TensorSource:
                 remedy="Nothing was published. Let no other thread write to the state between two updates.",
             )
 
+    def place(self) -> Place | None:
+        """Return where the bytes lie; see `safepoint.state.item.Placed`."""
+        return place_of(self.tensor, self.tensor.dtype)
+
+    def memory(self) -> memoryview:
+        """Return the live memory itself; only of a tensor that has a place."""
+        return as_memory(self.tensor.detach())
+
     def rows(self, start: int, stop: int) -> TensorSource:
         """Return the source of some rows; a tensor without an axis has one."""
         return replace(self, tensor=self.tensor.detach()[start:stop]) if self.tensor.dim() else self
@@ -112,11 +120,15 @@ class InPlaceTarget:
 
     def memory(self) -> memoryview:
         """Return the live memory itself where it can be written directly, else a temporary's."""
-        if self._is_direct():
+        if is_direct(self.tensor, self.dtype):
             return as_memory(self.tensor.detach())
         if self._staging is None:
             self._staging = torch.empty(self.shape, dtype=self.dtype)
         return as_memory(self._staging)
+
+    def place(self) -> Place | None:
+        """Return where the bytes lie; see `safepoint.state.item.Placed`."""
+        return place_of(self.tensor, self.dtype)
 
     def commit(self) -> None:
         """Copy the temporary into the live tensor, if there is one, and tell autograd that the tensor has changed."""
@@ -125,16 +137,6 @@ class InPlaceTarget:
             write_into(self.tensor, staging)
         elif self.tensor.numel() and not self.tensor.is_inference():
             torch.autograd.graph.increment_version(self.tensor.detach())
-
-    def _is_direct(self) -> bool:
-        live = self.tensor
-        return (
-            live.device.type == "cpu"
-            and live.is_contiguous()
-            and not live.is_conj()
-            and not live.is_neg()
-            and live.dtype == self.dtype
-        )
 
 
 class NewTensorTarget:
@@ -164,12 +166,38 @@ class NewTensorTarget:
             self._staging = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype))
         return as_memory(self._staging)
 
+    def place(self) -> Place | None:
+        """Return where the bytes lie, which is where they arrive if the tensor shall live in host memory."""
+        if self._device.type != "cpu":
+            return None
+        if self.tensor is None:
+            self.memory()
+        tensor = self._staging if self.tensor is None else self.tensor
+        return None if tensor is None else place_of(tensor, tensor.dtype)
+
     def commit(self) -> None:
         """Make `tensor` available on its device."""
         self.memory()
         staging, self._staging = self._staging, None
         assert staging is not None
         self.tensor = staging.to(self._device)
+
+
+def is_direct(live: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a tensor's own memory holds its values of a dtype in stored form."""
+    return (
+        live.device.type == "cpu"
+        and live.is_contiguous()
+        and not live.is_conj()
+        and not live.is_neg()
+        and live.dtype == dtype
+    )
+
+
+def place_of(live: torch.Tensor, dtype: torch.dtype) -> Place | None:
+    """Return where a tensor's bytes lie, as `Placed` says; None also for a tensor that does not count its writes."""
+    writes = version_of(live)
+    return Place(live.data_ptr(), writes) if writes is not None and is_direct(live, dtype) else None
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

@@ -24,6 +24,7 @@ from safepoint.storage.base import Durability, Entry, byte_view, check_path, spl
 from safepoint.storage.failures import not_an_object, storage_error, translated, translated_for_reader
 from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
 from safepoint.storage.local_naming import name_exclusively
+from safepoint.storage.local_reads import LocalReader
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -192,6 +193,12 @@ class LocalStorage:
                     expected=f"at least {offset_bytes + len(view)} bytes",
                     found=f"{size_bytes} bytes",
                 )
+
+    @contextlib.contextmanager
+    def opened(self, path: str, buffer: memoryview, *, is_past_cache: bool = False) -> Iterator[LocalReader]:
+        """Open a file for reading in runs; see `safepoint.storage.reading.Streaming`."""
+        with self._opened(path) as (descriptor, size_bytes):
+            yield LocalReader(descriptor, size_bytes, buffer, self._where(path), is_past_cache=is_past_cache)
 
     def size(self, path: str) -> int:
         """Return the size of the opened file."""

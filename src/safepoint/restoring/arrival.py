@@ -1,0 +1,76 @@
+"""Arrival: what a target was filled with, to compare the live state with when the restore ends.
+
+What lies in live memory was digested over that very memory. It is what arrived as long as it lies there, has not been
+written to by torch's count, and still has the sampled bytes; else it is digested again.
+
+Spec: C11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from safepoint.format.digest import digest_bytes
+from safepoint.restoring.plan import ChunkRead
+from safepoint.state.item import Place, Source, Target, placed
+
+# What a box of a tensor holds: by item, tensor name, offset and shape.
+BoxKey = tuple[str, str, tuple[int, ...], tuple[int, ...]]
+
+# About 64 bytes of each MiB, and of a smaller box; a prime, so that every byte of an element has its turn.
+_SAMPLE_STEP_BYTES = 16381
+_LEAST_SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Hold the digests of ranges (begin, end) that make up a box's bytes, and its place in live memory, if it has one.
+
+    `sample` holds some of the bytes at that place.
+    """
+
+    ranges: tuple[tuple[int, int, str], ...]
+    place: Place | None = None
+    sample: bytes = b""
+
+    def is_at(self, place: Place, memory: memoryview) -> bool:
+        """Return whether what arrived still lies at a place, by all that tells without reading it whole."""
+        return self.place == place and self.sample == sample_of(memory)
+
+    def differing(self, data: memoryview) -> tuple[str, str] | None:
+        """Return (expected, found) of the first range whose digest the bytes of a box do not have; None for none."""
+        size_bytes = self.ranges[-1][1] if self.ranges else 0
+        if len(data) != size_bytes:
+            return f"{size_bytes} bytes", f"{len(data)} bytes"
+        pairs = ((digest, digest_bytes(data[begin:end])) for begin, end, digest in self.ranges)
+        return next(((expected, found) for expected, found in pairs if expected != found), None)
+
+
+def arrival_of(target: Target, memory: memoryview, chunks: Iterator[ChunkRead]) -> Arrival:
+    """Return what a target was filled with; it has been committed.
+
+    Args:
+        target: The target.
+        memory: What its memory was, filled.
+        chunks: Those that fed it, all of which have matched.
+    """
+    ranges: list[tuple[int, int, str]] = []
+    for chunk in chunks:
+        if chunk.begin is None:
+            ranges = [(0, len(memory), digest_bytes(memory))]
+            break
+        ranges.append((chunk.begin, chunk.begin + chunk.size_bytes, chunk.digest))
+    place = place_of(target)
+    return Arrival(tuple(sorted(ranges)), place, b"" if place is None else sample_of(memory))
+
+
+def place_of(one: Source | Target) -> Place | None:
+    """Return where the bytes lie in live memory, just as they are stored; None where they do not, or it is not told."""
+    found = placed(one)
+    return None if found is None else found.place()
+
+
+def sample_of(memory: memoryview) -> bytes:
+    """Return bytes from all over a memory."""
+    return bytes(memory[:: max(1, min(_SAMPLE_STEP_BYTES, len(memory) // _LEAST_SAMPLES))])

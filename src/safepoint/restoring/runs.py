@@ -1,0 +1,78 @@
+"""Runs: what a plan reads, in the portions in which it is read. Pure.
+
+1. A run is a stretch of one file that one thread reads from front to back: chunks that follow each other there and are
+   read in place, together no larger than `RUN_BYTES`, or a single chunk of any size.
+2. A batch is one large tensor, or small ones that follow each other. Its targets are committed together.
+3. The largest tensors come first, so that the last runs are small ones and the threads end together.
+
+Spec: C11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from safepoint.restoring.plan import ChunkRead, TensorRead
+
+RUN_BYTES = 8 << 20
+
+# A chunk, and the number of its tensor in the batch.
+Part = tuple[int, ChunkRead]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Name chunks that follow each other in a file, each with the number of its tensor in the batch."""
+
+    path: str
+    offset_bytes: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Name tensors that are read and committed together."""
+
+    tensors: tuple[TensorRead, ...]
+
+    def runs(self) -> Iterator[Run]:
+        """Yield the stretches of files that hold the tensors' chunks."""
+        open_parts: list[Part] = []
+        end, room = -1, 0
+        for part in ((number, chunk) for number, tensor in enumerate(self.tensors) for chunk in tensor.chunks):
+            chunk = part[1]
+            follows = open_parts and chunk.path == open_parts[0][1].path and chunk.offset_bytes == end
+            if not (follows and chunk.size_bytes <= room and chunk.begin is not None):
+                yield from _closed(open_parts)
+                open_parts, room = [], RUN_BYTES
+            open_parts.append(part)
+            end = chunk.offset_bytes + chunk.size_bytes
+            room = room - chunk.size_bytes if chunk.begin is not None else 0
+        yield from _closed(open_parts)
+
+
+def batches_of(reads: Sequence[TensorRead]) -> Iterator[Batch]:
+    """Yield all tensors of a plan, the large ones first, the small ones as they lie on disk."""
+    sizes = [sum(chunk.size_bytes for chunk in read.chunks) for read in reads]
+    large = [number for number, size in enumerate(sizes) if size >= RUN_BYTES]
+    for number in sorted(large, key=lambda number: -sizes[number]):
+        yield Batch((reads[number],))
+    gathered: list[TensorRead] = []
+    gathered_bytes = 0
+    for read, size in zip(reads, sizes, strict=True):
+        if size >= RUN_BYTES:
+            continue
+        if gathered and gathered_bytes + size > RUN_BYTES:
+            yield Batch(tuple(gathered))
+            gathered, gathered_bytes = [], 0
+        gathered.append(read)
+        gathered_bytes += size
+    if gathered:
+        yield Batch(tuple(gathered))
+
+
+def _closed(parts: list[Part]) -> Iterator[Run]:
+    if parts:
+        first = parts[0][1]
+        yield Run(first.path, first.offset_bytes, tuple(parts))

@@ -1,0 +1,74 @@
+"""Reading an object in runs of bytes, each piece handed on as it arrives.
+
+A storage may offer a way of its own (`Streaming`). Any other one is read through `Storage.read_into`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from safepoint.storage.base import Storage
+
+
+class ObjectReader(Protocol):
+    """Read one object that is open. It belongs to one thread."""
+
+    def fill(self, offset_bytes: int, parts: Sequence[memoryview]) -> Iterator[tuple[int, memoryview]]:
+        """Fill parts that follow each other in the object, the first from an offset on, while the result is iterated.
+
+        Yields (number of the part, the bytes of it that have arrived), in order and without a gap; each is a view of
+        the part's own memory, small enough to be looked at while a processor's cache holds it, where that can be had.
+
+        Raises:
+            CorruptionError: The object ends too early.
+            StorageError: It cannot be read.
+        """
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A storage that can read an object in runs of bytes, by several threads at once."""
+
+    def opened(
+        self, path: str, buffer: memoryview, *, is_past_cache: bool = False
+    ) -> AbstractContextManager[ObjectReader]:
+        """Open an object for reading.
+
+        Args:
+            path: The object.
+            buffer: Memory of `aligned_buffer`, which is the reader's as long as the object is open.
+            is_past_cache: Ask the medium, not the memory of the system, as far as it lets itself be asked.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PlainReader:
+    """Read an object through the verb that every storage has."""
+
+    storage: Storage
+    path: str
+
+    def fill(self, offset_bytes: int, parts: Sequence[memoryview]) -> Iterator[tuple[int, memoryview]]:
+        """Read each part with one call."""
+        for number, part in enumerate(parts):
+            self.storage.read_into(self.path, offset_bytes, part)
+            offset_bytes += len(part)
+            yield number, part
+
+
+def opened(
+    storage: Storage, path: str, buffer: memoryview, *, is_past_cache: bool = False
+) -> AbstractContextManager[ObjectReader]:
+    """Open an object in the storage's own way, where it has one; see `Streaming.opened`."""
+    if isinstance(storage, Streaming):
+        return storage.opened(path, buffer, is_past_cache=is_past_cache)
+    return nullcontext(PlainReader(storage, path))
+
+
+def aligned_buffer(size_bytes: int) -> memoryview:
+    """Return fresh memory that begins on a page, as reading past the cache needs it."""
+    return memoryview(mmap.mmap(-1, size_bytes))
