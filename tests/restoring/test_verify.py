@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +19,12 @@ from safepoint.format.index import Index, ObjectReference
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink
-from safepoint.restoring import verify as verifying
+from safepoint.restoring import reread as rereading
 from safepoint.restoring.header import check_header
 from safepoint.restoring.verify import Verification, note_verified, verify_generation
+from safepoint.storage import local_direct, local_reads
+from safepoint.storage.base import Storage
+from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
 from tests.build import MODEL, RUN, Values, begin, flip, floats, integers, write_generation
 
@@ -37,7 +42,7 @@ def storage() -> MemoryStorage:
     return storage
 
 
-def verify(storage: MemoryStorage, name: str) -> Verification:
+def verify(storage: Storage, name: str) -> Verification:
     (found,) = [entry for entry in examine_all(storage, read_lineage(storage)) if entry.text == name]
     return verify_generation(storage, found)
 
@@ -144,7 +149,7 @@ def test_a_chunk_of_an_ancestor_is_read_where_it_lies(storage: MemoryStorage) ->
 def test_memory_is_bounded_by_the_buffer_and_progress_reaches_the_whole(
     storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifying, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(rereading, "BUFFER_BYTES", 1000)
     write_generation(storage, 1, chain=CHAIN, items={"model": {"w": integers(*range(1000))}})
     longest = 0
     read_into = storage.read_into
@@ -162,6 +167,44 @@ def test_memory_is_bounded_by_the_buffer_and_progress_reaches_the_whole(
     assert longest <= 4096, "the header is read whole, the tensor of 8,000 bytes is not"
     assert calls == sorted(calls)
     assert calls[-1] == (report.bytes_read, report.bytes_read)
+
+
+@pytest.mark.parametrize("offers_direct", [True, False])
+def test_all_that_a_manifest_names_is_read_past_the_cache(
+    offers_direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spec: C8.4"""
+    local = LocalStorage(tmp_path)
+    begin(local)
+    name = write_generation(local, 7, chain=CHAIN, items=ITEMS)
+    passed, given_up = [], []
+
+    def pass_cache(descriptor: int, *, is_on: bool) -> bool:
+        passed.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        return offers_direct and local_direct.pass_cache(descriptor, is_on=is_on)
+
+    monkeypatch.setattr(local_reads, "pass_cache", pass_cache)
+    monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, *range_and_advice: given_up.append(range_and_advice))
+    found = verify(local, name)
+    assert found.holds and set(passed) == {DATA, INDEX}
+    data = local.size(generation_path(name, DATA))
+    index = local.size(generation_path(name, INDEX))
+    expected = [] if offers_direct else [(0, data, os.POSIX_FADV_DONTNEED), (0, index, os.POSIX_FADV_DONTNEED)]
+    assert sorted(given_up) == sorted(expected)
+
+
+def test_files_are_verified_by_several_threads_as_any_other_storage_is(tmp_path: Path, chance: random.Random) -> None:
+    items = {"model": {f"w{number}": floats(*range(number * 50), rows=30) for number in range(1, 12)}}
+    local, other = LocalStorage(tmp_path), MemoryStorage()
+    for one in (local, other):
+        begin(one)
+        name = write_generation(one, 7, chain=CHAIN, items=items)
+    path = generation_path(name, DATA)
+    for _ in range(4):
+        place = chance.randrange(4096, other.size(path))
+        for one in (local, other):
+            flip(one, path, place)
+    assert said(verify(local, name)) == said(verify(other, name)) != ""
 
 
 def test_a_tensor_of_which_one_rank_has_stored_no_part_is_found(storage: MemoryStorage) -> None:

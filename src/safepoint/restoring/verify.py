@@ -1,29 +1,26 @@
 """Verify: read every byte that a manifest names, and compare it with its digest.
 
 1. Nothing is changed, and nothing of a tensor is kept: memory is bounded by the largest index, the largest header and
-   one buffer of 8 MiB.
+   the buffers of the threads that read.
 2. Damage is a finding, and reading goes on: one look tells all that is wrong. A storage that does not answer raises.
 3. A chunk that lies in an ancestor's file is read there.
-
-Bytes are read through the operating system's cache: what was written a moment ago may be answered from memory. To see
-the medium itself, verify after the cache was dropped, or from another machine.
+4. What the manifest names is read past the system's cache; see `safepoint.restoring.reread`.
 
 Spec: C11.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Generation, read_verified
 from safepoint.errors import CorruptionError, ObjectExistsError, ObjectMissingError
-from safepoint.format.digest import running_digest
 from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, check_seal, seal
 from safepoint.format.index import Index, ObjectReference
 from safepoint.format.manifest import Manifest
-from safepoint.format.names import MANIFEST, VERIFIED, generation_path, is_data_name
+from safepoint.format.names import MANIFEST, VERIFIED, generation_path, index_name, is_data_name
 from safepoint.format.plain import decode_plain
 from safepoint.format.records import VerifiedRecord
 from safepoint.format.version import FORMAT_VERSION
@@ -31,10 +28,10 @@ from safepoint.joining.claim import utc_text
 from safepoint.restoring.boxes import boxes_by_tensor, check_boxes
 from safepoint.restoring.digests import other_digests
 from safepoint.restoring.header import check_header
+from safepoint.restoring.reread import Part, reread
 from safepoint.restoring.validate import HEADER_LIMIT_BYTES, read_index, references_of
 from safepoint.storage.base import Storage
 
-BUFFER_BYTES = 8 << 20
 _NONCE_BYTES = 8
 
 Progress = Callable[[int, int], None]
@@ -75,18 +72,6 @@ class Verification:
         return not self.findings
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Name bytes that have a digest: a header or a chunk."""
-
-    path: str
-    offset_bytes: int
-    size_bytes: int
-    digest: str
-    tensor: str = ""
-    rows: tuple[int, int] | None = None
-
-
 def verify_generation(storage: Storage, generation: Generation, *, on_progress: Progress | None = None) -> Verification:
     """Read and check every byte that a generation's manifest names.
 
@@ -109,28 +94,26 @@ def verify_generation(storage: Storage, generation: Generation, *, on_progress: 
     indexes = list(_read_indexes(storage, manifest, findings))
     findings += _check_ranks(manifest, indexes)
     sizes = _check_sizes(storage, manifest, findings)
-    parts = sorted(
-        {part for index in indexes for part in _parts_of(index)}, key=lambda part: (part.path, part.offset_bytes)
-    )
+    parts = {part for index in indexes for part in _parts_of(manifest, index)}
     findings += _check_every_file_is_described(manifest, parts)
-    index_bytes = sum(entry.size_bytes for entry in manifest.objects if not is_data_name(entry.name))
-    total = index_bytes + sum(part.size_bytes for part in parts)
-    done = index_bytes
-    buffer = memoryview(bytearray(min(BUFFER_BYTES, max((part.size_bytes for part in parts), default=1))))
-    for part in parts:
-        if part.offset_bytes + part.size_bytes > sizes.get(part.path, 0):
-            if part.path in sizes:
-                findings.append(_finding(part, "bytes lie behind the end of the file"))
-            continue
-        found = running_digest()
-        for piece in _pieces(storage, part, buffer):
-            found.update(piece)
-            done += len(piece)
-            if on_progress is not None:
-                on_progress(done, total)
-        if found.hexdigest() != part.digest:
-            what = "stored bytes of a tensor are damaged" if part.tensor else "the header of the file is damaged"
-            findings.append(replace(_finding(part, what), expected=part.digest, found=found.hexdigest()))
+    ordered = sorted(parts, key=lambda part: (part.path, part.offset_bytes))
+    findings += [
+        _finding(part, "bytes lie behind the end of the file")
+        for part in ordered
+        if part.path in sizes and part.end_bytes > sizes[part.path]
+    ]
+    # The index of a rank that could not be decoded was read for that, and has no part.
+    done = sum(entry.size_bytes for entry in manifest.objects if not is_data_name(entry.name)) - sum(
+        part.size_bytes for part in parts if not is_data_name(part.path.rsplit("/", 1)[1])
+    )
+    total = done + sum(part.size_bytes for part in parts)
+    for size_bytes, differing in reread(
+        storage, [part for part in ordered if part.end_bytes <= sizes.get(part.path, 0)]
+    ):
+        findings += [replace(_finding(part, part.what), expected=part.digest, found=found) for part, found in differing]
+        done += size_bytes
+        if on_progress is not None:
+            on_progress(done, total)
     findings += _check_headers(storage, indexes, findings)
     return Verification(generation.text, tuple(findings), done, len(manifest.objects))
 
@@ -235,18 +218,23 @@ def _check_sizes(storage: Storage, manifest: Manifest, findings: list[Finding]) 
     return sizes
 
 
-def _parts_of(index: Index) -> Iterator[_Part]:
+def _parts_of(manifest: Manifest, index: Index) -> Iterator[Part]:
+    for entry in manifest.objects:
+        if (entry.generation, entry.name) == (index.generation, index_name(index.rank, index.world_size)):
+            path = generation_path(entry.generation, entry.name)
+            yield Part(path, 0, entry.size_bytes, entry.digest, "the index is damaged")
     paths = [generation_path(entry.generation, entry.name) for entry in index.objects]
     for path, entry in zip(paths, index.objects, strict=True):
         if entry.generation == index.generation:
-            yield _Part(path, 0, index.header_bytes, index.header_digest)
+            yield Part(path, 0, index.header_bytes, index.header_digest, "the header of the file is damaged")
     for tensor in index.tensors:
-        label = f"{tensor.item}/{tensor.name}"
+        what, label = "stored bytes of a tensor are damaged", f"{tensor.item}/{tensor.name}"
         for chunk in tensor.chunks:
-            yield _Part(paths[chunk.object], chunk.offset_bytes, chunk.size_bytes, chunk.digest, label, chunk.rows)
+            path, size_bytes = paths[chunk.object], chunk.size_bytes
+            yield Part(path, chunk.offset_bytes, size_bytes, chunk.digest, what, label, chunk.rows)
 
 
-def _check_every_file_is_described(manifest: Manifest, parts: list[_Part]) -> Iterator[Finding]:
+def _check_every_file_is_described(manifest: Manifest, parts: Set[Part]) -> Iterator[Finding]:
     described = {part.path for part in parts}
     for entry in manifest.objects:
         if is_data_name(entry.name) and generation_path(entry.generation, entry.name) not in described:
@@ -277,14 +265,7 @@ def _check_headers(storage: Storage, indexes: list[Index], findings: list[Findin
                 yield _finding_of(exc, entry.name)
 
 
-def _pieces(storage: Storage, part: _Part, buffer: memoryview) -> Iterator[memoryview]:
-    for start in range(0, part.size_bytes, len(buffer)):
-        piece = buffer[: min(len(buffer), part.size_bytes - start)]
-        storage.read_into(part.path, part.offset_bytes + start, piece)
-        yield piece
-
-
-def _finding(part: _Part, what: str) -> Finding:
+def _finding(part: Part, what: str) -> Finding:
     return Finding(part.path.rsplit("/", 1)[1], what, tensor=part.tensor, rows=part.rows)
 
 
