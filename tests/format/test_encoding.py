@@ -198,3 +198,10 @@ def test_a_text_that_seal_has_made_is_refused_where_it_nests_too_deeply(kind: ty
     assert unseal(seal(Anything(value)), Anything, where="x").value == value
     with pytest.raises(CorruptionError, match="256 levels"):
         unseal(seal(Anything([value])), Anything, where="x")
+
+
+@pytest.mark.parametrize("record", [RunRecord(2, (), "a1", "now", "00"), RunRecord(1, ("other",), "a1", "now", "00")])
+def test_a_text_that_seal_has_made_of_a_newer_version_is_refused_as_that(record: RunRecord) -> None:
+    """Spec: F1.2"""
+    with pytest.raises(FormatVersionError):
+        unseal(seal(record), RunRecord, where="run.json")

@@ -74,7 +74,7 @@ def unseal(data: bytes, kind: type[Record], *, where: str) -> Record:
     check_seal(data, where=where)
     record = _as_sealed(data, kind)
     if record is not None:
-        _check_age({"format": getattr(record, "format", None), "flags": getattr(record, "flags", [])}, where)
+        _check_age({"format": getattr(record, "format", None), "flags": list(getattr(record, "flags", ()))}, where)
         return record
     tree = parse_json(data, where=where)
     if not isinstance(tree, dict):
