@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
+import sys
 
 import numpy
 import torch
@@ -74,7 +75,7 @@ def main() -> None:
         background=args.background,
     ) as manager:
         print(manager.restore())
-        while manager.progress.step < args.updates:
+        while manager.progress.step < args.updates and not manager.should_stop:
             for batch, answers in manager.batches(loader):
                 loss = nn.functional.cross_entropy(model(batch), answers)
                 optimizer.zero_grad()
@@ -83,15 +84,16 @@ def main() -> None:
                 scheduler.step()
                 manager.after_update(samples=len(batch), metrics={"loss": loss.item()})
                 print(f"step {manager.progress.step} loss {loss.item():.6f}")
-                if manager.progress.step == args.updates:
+                if manager.progress.step == args.updates or manager.should_stop:
                     break
-            if manager.epoch_end_due:
+            if manager.epoch_end_due and not manager.should_stop:
                 model.eval()
                 with torch.no_grad():
                     accuracy = (model(inputs[:HELD_OUT]).argmax(1) == targets[:HELD_OUT]).float().mean()
                 model.train()
                 print(f"epoch {manager.progress.epoch} accuracy {accuracy:.3f}")
                 manager.end_epoch()
+    sys.exit(manager.exit_code)  # 75 after a save on a signal, for whoever starts it again
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import os
 import random
+import sys
 
 import numpy
 import torch
@@ -85,7 +86,7 @@ def main() -> None:
         report = manager.restore()
         if rank == 0:
             print(report)
-        while manager.progress.step < args.updates:
+        while manager.progress.step < args.updates and not manager.should_stop:
             for batch, answers in manager.batches(loader):
                 # The mean over all images of the update: an epoch's last batch may leave the ranks unequal shares.
                 images = total(len(batch))
@@ -98,12 +99,13 @@ def main() -> None:
                 manager.after_update(samples=len(batch), metrics={"loss": whole_loss})
                 if rank == 0:
                     print(f"step {manager.progress.step} loss {whole_loss:.6f}")
-                if manager.progress.step == args.updates:
+                if manager.progress.step == args.updates or manager.should_stop:
                     break
-            if manager.epoch_end_due:
+            if manager.epoch_end_due and not manager.should_stop:
                 manager.end_epoch()
     if dist.is_initialized():
         dist.destroy_process_group()
+    sys.exit(manager.exit_code)  # 75 after a save on a signal, for whoever starts it again
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from safepoint.saving.context import SaveResult as SaveResult
     from safepoint.schedule import Schedule as Schedule
     from safepoint.schedule import every as every
+    from safepoint.signals import Signals as Signals
+    from safepoint.signals import on_signals as on_signals
     from safepoint.state.kinds import per_rank as per_rank
     from safepoint.state.kinds import replicated as replicated
     from safepoint.state.kinds import sharded as sharded
@@ -63,6 +65,7 @@ _HOMES = {
     "keep": "safepoint.retention.policy",
     "MismatchError": "safepoint.errors",
     "NotFoundError": "safepoint.errors",
+    "on_signals": "safepoint.signals",
     "open_run": "safepoint.run",
     "OutcomeUnknownError": "safepoint.errors",
     "per_rank": "safepoint.state.kinds",
@@ -80,6 +83,7 @@ _HOMES = {
     "SaveResult": "safepoint.saving.context",
     "Schedule": "safepoint.schedule",
     "sharded": "safepoint.state.kinds",
+    "Signals": "safepoint.signals",
     "StorageError": "safepoint.errors",
     "TornSnapshotError": "safepoint.errors",
 }

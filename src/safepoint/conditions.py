@@ -259,9 +259,9 @@ class Circumstances:
         if not self._boundary.progress.epoch_end_due:
             self._late |= self._moved_schedules()
 
-    def watch_afterwards(self) -> None:
+    def watch_afterwards(self, which: Afterwards | None = None) -> None:
         """Look from a save on at what moves before the next batch: a resumed run does not do it."""
-        self.afterwards.watch(self._registry.objects)
+        (which or self.afterwards).watch(self._registry.objects)
 
     def _check_counts(self, manifest: Manifest) -> None:
         for name, saved in manifest.conditions.counts.items():

@@ -4,22 +4,29 @@
 2. At an epoch's last update when the epoch is closed: by `end_epoch`, by the first batch of the next epoch while we
    still stand on the boundary, or by the end of the manager. What follows an epoch is then in it.
 3. Never inside a window: it stays due.
+4. What a signal asks for is saved at an epoch's last update at once, if the script closes its epochs: a resumed run
+   then does what follows the epoch. In other scripts that is done before the save, as in 2.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 from safepoint.boundary import Boundary
 from safepoint.conditions import Circumstances
-from safepoint.errors import RequestError
+from safepoint.errors import RequestError, SafepointError
 from safepoint.joining.follower import RankSession
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.saving.capture import Snapshot
+from safepoint.state.afterwards import Afterwards
 from safepoint.state.placement import StreamPlacement
 from safepoint.state.probe import Probe
 from safepoint.state.steps import StepMonitor
+from safepoint.stop import Stop
+
+_log = logging.getLogger(__name__)
 
 
 class DueSaves:
@@ -38,6 +45,7 @@ class DueSaves:
         monitor: StepMonitor,
         session: Callable[[], RankSession],
         probe: Probe | None,
+        stop: Stop,
     ) -> None:
         self._boundary = boundary
         self._circumstances = circumstances
@@ -46,15 +54,27 @@ class DueSaves:
         self._monitor = monitor
         self._session = session
         self._probe = probe
+        self._stop = stop
         self._is_held = False
+        self._afterwards = Afterwards(with_tensors=True)
+        self.closes_epochs = self.saves_on_exception = False
         self.metrics: Mapping[str, float] = {}
         self.late: frozenset[str] = frozenset()
 
     def after_update(self) -> None:
-        """Make the save that is due at a boundary, or hold it until the epoch is closed."""
+        """Make the save that is due at a boundary, or hold it until the epoch is closed.
+
+        Raises:
+            SystemExit: The run stops here, or should have stopped.
+        """
+        self._stop.end_if_ignored()
         self._is_held = self._boundary.progress.epoch_end_due
         if not self._is_held or self._saver.is_asked:
             self.make()
+        elif self.closes_epochs:
+            self.make(only_stops=True)
+        if self.saves_on_exception:
+            self._circumstances.watch_afterwards(self._afterwards)
 
     def begin_epoch(self) -> None:
         """Make the save that was held at an epoch's last update, if the epoch is closed and no window is open."""
@@ -65,12 +85,28 @@ class DueSaves:
             self._is_held = False
             self.make()
 
-    def make(self, *, is_explicit: bool = False) -> None:
-        """Make the save that is due here, if one is."""
-        step = self._boundary.progress.step
-        handle = self._saver.take_due(step, incarnation=self._incarnation, is_explicit=is_explicit)
-        if handle is not None:
-            self.save(handle)
+    def make(self, *, is_explicit: bool = False, only_stops: bool = False) -> None:
+        """Make the save that is due here, if one is; and where a signal asks for it, the last one.
+
+        Raises:
+            SystemExit: It was the last one, and the process ends after it.
+        """
+        handle = self._saver.take_due(
+            self._boundary.progress.step, incarnation=self._incarnation, is_explicit=is_explicit, only_stops=only_stops
+        )
+        if not self._stop.is_saving:
+            if handle is not None:
+                self.save(handle)
+            return
+        try:
+            if handle is not None:
+                # Of a save before it that has failed, the policy alone decides whether this one is made.
+                self._saver.raise_owed(waits=True)
+                self.save(handle)
+            self._saver.raise_owed(waits=True, is_explicit=True)
+        finally:
+            self._stop.conclude(is_committed=handle is not None and handle.committed)
+        self._stop.end()
 
     def save(self, handle: SaveHandle) -> SaveHandle:
         """Save the boundary on which we stand."""
@@ -78,6 +114,23 @@ class DueSaves:
         if self._boundary.is_within_epoch:
             self._circumstances.watch_afterwards()
         return handle
+
+    def save_after(self, error: BaseException) -> None:
+        """Save the boundary once more to which an exception of the training has come, where that is asked for and safe.
+
+        Raises:
+            SafepointError: The save failed.
+        """
+        step = self._boundary.progress.step
+        is_saved = self._boundary.stands_where_restored or self._saver.committed_step == step
+        if not self.saves_on_exception or is_saved or self._stop.should_stop or isinstance(error, SafepointError):
+            return
+        why = self._unsafe_because()
+        if why:
+            _log.warning("step %d is not saved after %s: %s", step, type(error).__name__, why)
+            return
+        self.save(SaveHandle(is_explicit=True))
+        self._saver.raise_owed(waits=True, is_explicit=True)
 
     def before_step(self) -> None:
         """Look at what was done since the boundary, before an optimizer steps."""
@@ -100,6 +153,15 @@ class DueSaves:
             self._boundary.leave_epoch()
             self.begin_epoch()
         self._placement.place()
+
+    def _unsafe_because(self) -> str:
+        """Return why the live state may not be that of the boundary, or cannot be saved here; empty where it can."""
+        if not self._saver.is_alone:
+            return "an exception is that of one rank, and the others do not come to a save"
+        if self._boundary.goes_on:
+            return self._boundary.open_because() or "an optimizer has stepped since the boundary"
+        moved = self._afterwards.moved()
+        return "; ".join(moved[word] for word in sorted(moved))
 
     def _incarnation(self) -> int:
         return self._session().claim.incarnation

@@ -7,31 +7,36 @@ from contextlib import nullcontext
 from typing import TypeVar
 
 from safepoint.boundary import Boundary
+from safepoint.data.workers import prepared_workers
 from safepoint.due import DueSaves
 from safepoint.errors import RequestError
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
+from safepoint.stop import Stop
 
 Batch = TypeVar("Batch")
 
 
 def epochs_left(
-    total: int, boundary: Boundary, placement: StreamPlacement, end_epoch: Callable[[], None]
+    total: int, boundary: Boundary, placement: StreamPlacement, end_epoch: Callable[[], None], stop: Stop
 ) -> Iterator[int]:
     """Yield the numbers of the epochs that are left, and close each one after the loop's body.
 
     What was drawn between a restore and the first epoch belongs to the start of a program, not to its training. A body
-    that ends on the boundary of a restore made in it is begun again from there.
+    that ends on the boundary of a restore made in it is begun again from there. A run that should stop begins no other
+    epoch, and may leave this one in its middle.
 
     Raises:
         RequestError: The body ended, and the epoch has not.
     """
     placement.begin_training()
-    while boundary.progress.epoch < total:
+    while boundary.progress.epoch < total and not stop.should_stop:
         number, restores = boundary.progress.epoch, boundary.restores
         yield number
         is_gone_back = boundary.restores != restores and boundary.stands_where_restored
         if is_gone_back or boundary.progress.epoch > number:
             continue
+        if stop.should_stop:
+            return
         if not boundary.finish_epoch():
             raise RequestError(
                 "the body of the loop over epochs ended in the middle of an epoch",
@@ -60,7 +65,7 @@ def rest_of_epoch(
     try:
         # Where the order is drawn from the global stream, making the iterator is a part of the training. Where the
         # order is saved, what an iterator draws differs between a whole epoch and the rest of one.
-        with undisturbed_streams() if boundary.is_told(loader) else nullcontext():
+        with prepared_workers(loader), undisturbed_streams() if boundary.is_told(loader) else nullcontext():
             iterator = iter(loader)
         while True:
             if not keeps_count:

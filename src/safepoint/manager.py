@@ -36,10 +36,12 @@ from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
 from safepoint.settings import check_kinds, check_switches, check_values, compared_every, read_back_of
+from safepoint.signals import DEFAULT_SIGNALS, Signals
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
 from safepoint.state.registry import Registry
 from safepoint.state.steps import StepMonitor
+from safepoint.stop import Stop
 from safepoint.storage.base import Storage
 from safepoint.storage.url import open_storage
 
@@ -72,6 +74,10 @@ class CheckpointManager:
             collective call, and every rank calls the same methods at the same boundaries.
         agreement: When replicas on several ranks are compared: at ``"every"`` save, at every so manieth, or ``"off"``.
         on_disagreement: ``"refuse"`` a save whose replicas differ, or ``"warn"`` and save the lowest rank's.
+        signals: Which signals ask for a save at the next boundary and an end, from `on_signals`; None leaves all alone.
+            Listened to from here to `close`, in the main thread.
+        on_exception: ``"save"`` the boundary also when an exception leaves the ``with`` block, where nothing has moved
+            since it and there is one rank; else that is left out, and logged.
         read_back: Capture the live state after a restore and compare it; ``"full"`` digests every byte again.
         storage: Where the bytes go, in place of `url`.
         ambient: The reader of clock, entropy and environment; replaced in tests.
@@ -99,12 +105,14 @@ class CheckpointManager:
         process_group: Any = None,
         agreement: str | int = "every",
         on_disagreement: str = "refuse",
+        signals: Signals | None = DEFAULT_SIGNALS,
+        on_exception: str | None = None,
         read_back: bool | str = True,
         storage: Storage | None = None,
         ambient: Ambient | None = None,
     ) -> None:
         check_values(state, accumulation, deadline_s=deadline_s, restore_deadline_s=restore_deadline_s)
-        check_kinds(contract=contract, save=save, keep=keep)
+        check_kinds(contract=contract, save=save, keep=keep, signals=signals, on_exception=on_exception)
         check_switches(background=background, takeover=takeover, restart=restart)
         compares_every = compared_every(agreement, on_disagreement)
         self._ambient = ambient = ambient or SystemAmbient()
@@ -114,7 +122,8 @@ class CheckpointManager:
         self._group = group = find_group(ambient=ambient, process_group=process_group, deadline_s=deadline_s)
         self._registry, ranks = (registry := Registry()), group.world_size
         self._evidence = Evidence.find(self._ambient, self._registry.items)
-        self._saver = Saver(
+        self._stop = Stop(signals, group, ambient)
+        self._saver = saver = Saver(
             self._storage,
             group,
             self._ambient,
@@ -125,6 +134,7 @@ class CheckpointManager:
             evidence=self._evidence,
             compares_every=compares_every,
             refuses_difference=on_disagreement == "refuse",
+            stop=self._stop,
         )
         self._ranks = Ranks(group, deadline_s=restore_deadline_s, silence_s=max(deadline_s, SHORTEST_SILENCE_S))
         self._placement, self._monitor = StreamPlacement(), StepMonitor(registry.optimizers)
@@ -132,7 +142,7 @@ class CheckpointManager:
         self._circumstances = circumstances = Circumstances(
             registry, boundary, contract, world_size=ranks, config=plain, accumulation=accumulation, ambient=ambient
         )
-        self._membership = Membership(
+        self._membership = membership = Membership(
             self._storage,
             self._ambient,
             group=group,
@@ -141,10 +151,10 @@ class CheckpointManager:
             restart=restart,
             deadline_s=deadline_s,
         )
-        self._due = DueSaves(
-            boundary, circumstances, self._saver, self._placement, self._monitor, self._membership.require, self._probe
-        )
-        self._begin(state)
+        find, placement, monitor = membership.require, self._placement, self._monitor
+        self._due = DueSaves(boundary, circumstances, saver, placement, monitor, find, self._probe, self._stop)
+        self._due.saves_on_exception = on_exception == "save"
+        self._begin(state, deadline_s)
 
     @property
     def progress(self) -> Progress:
@@ -155,6 +165,16 @@ class CheckpointManager:
     def epoch_end_due(self) -> bool:
         """Return whether an epoch's last update is done and `end_epoch` has not been called."""
         return self._boundary.progress.epoch_end_due
+
+    @property
+    def should_stop(self) -> bool:
+        """Return whether a signal asked for the end, and its save was made, or had no time; on all ranks at once."""
+        return self._stop.should_stop
+
+    @property
+    def exit_code(self) -> int:
+        """Return what the process should end with: 0; 75 after a save on a signal; 128 + its number without one."""
+        return self._stop.exit_code
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the usable checkpoints of the run, newest first."""
@@ -234,6 +254,7 @@ class CheckpointManager:
 
         Raises:
             SafepointError: A background save failed and its policy is to raise; a save made here failed.
+            SystemExit: After a signal: see `on_signals`.
         """
         session = self._membership.require()
         self._due.metrics = numbers = as_numbers(metrics)
@@ -259,11 +280,13 @@ class CheckpointManager:
         if not self.epoch_end_due:
             raise RequestError("no epoch has come to its end", found=f"step {self.progress.step}, {self.progress}")
         self._boundary.end_epoch()
+        self._due.closes_epochs = True
         self._due.begin_epoch()
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left of `total`, closing each after the loop's body."""
-        return epochs_left(total, self._boundary, self._placement, self.end_epoch)
+        self._due.closes_epochs = True
+        return epochs_left(total, self._boundary, self._placement, self.end_epoch, self._stop)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of the rest of one epoch, with the random streams in place before the first one.
@@ -306,6 +329,7 @@ class CheckpointManager:
             self._evidence.tell("closed")
         finally:
             self._release()
+        self._stop.get_its_way()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -318,13 +342,15 @@ class CheckpointManager:
             return
         try:
             self._saver.raise_owed(waits=True, is_explicit=True)
+            if self._membership.is_joined and not self._membership.unusable:
+                self._due.save_after(error)
         except SafepointError as failure:
             # The exception of the training is the one to be seen.
             _log.error("a save failed while another error ended the training: %s", failure)
         finally:
             self._release()
 
-    def _begin(self, state: Mapping[str, object]) -> None:
+    def _begin(self, state: Mapping[str, object], deadline_s: float) -> None:
         """Take the items in; where that fails, all that was begun is let go."""
         due, saver, membership, placement = self._due, self._saver, self._membership, self._placement
         circumstances, boundary = self._circumstances, self._boundary
@@ -334,6 +360,7 @@ class CheckpointManager:
         self._monitor.guard(due.before_step)
         try:
             self._enrol(state)
+            self._stop.listen(deadline_s=deadline_s)
         except BaseException:
             self._release()
             raise
@@ -362,3 +389,4 @@ class CheckpointManager:
         self._saver.close()
         self._membership.close()
         self._group.close(deadline_s=FAREWELL_S)
+        self._stop.close()

@@ -37,6 +37,7 @@ from safepoint.saving.plan import Planner
 from safepoint.saving.save import begin, finish
 from safepoint.saving.stage import StagingBuffer
 from safepoint.schedule import DueClock, Schedule
+from safepoint.stop import Stop
 from safepoint.storage.base import Storage
 
 TOLERATED_FAILURES = 2
@@ -58,6 +59,7 @@ class Saver:
         evidence: Told each phase and each commit.
         compares_every: Replicas on several ranks are compared at every so manieth save; 0 for never.
         refuses_difference: Whether replicas that differ abort a save, or are noted.
+        stop: The stop that signals ask for; none by default.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Saver:
         evidence: Evidence,
         compares_every: int = 1,
         refuses_difference: bool = True,
+        stop: Stop | None = None,
     ) -> None:
         self._storage = storage
         self._group = group
@@ -80,7 +83,8 @@ class Saver:
         self._planner = Planner(
             group, deadline_s=deadline_s, compares_every=compares_every, refuses_difference=refuses_difference
         )
-        self._due = DueClock(schedule, group, ambient, deadline_s=deadline_s, on_asked=self._planner.use_up)
+        self._stop = stop or Stop(None, group, ambient)
+        self._due = DueClock(schedule, self._stop, group, ambient, deadline_s=deadline_s)
         self._refuses_difference = refuses_difference
         self._keep = keep
         self._is_background = background
@@ -93,10 +97,14 @@ class Saver:
         self._unknown: set[str] = set()
         self._deferred: SaveHandle | None = None
         self._last_step, self._last_time = 0, ambient.monotonic()
+        self._was_due = False
+        self.committed_step: int | None = None
+        # When the save in flight began, and how long the last committed one took.
+        self._began_s = self._took_s = 0.0
 
     def begin_at(self, step: int) -> None:
         """Count the schedule from this step and from now on."""
-        self._last_step, self._last_time = step, self._ambient.monotonic()
+        self._last_step, self._last_time, self._was_due = step, self._ambient.monotonic(), False
 
     def defer(self, why: str) -> SaveHandle:
         """Promise a save at the next boundary, and return its handle."""
@@ -104,27 +112,52 @@ class Saver:
         return self._deferred
 
     @property
+    def is_alone(self) -> bool:
+        """Return whether there are no other ranks."""
+        return self._group.world_size == 1
+
+    @property
     def is_asked(self) -> bool:
         """Return whether a save was promised for the next boundary."""
         return self._deferred is not None
 
-    def take_due(self, step: int, *, incarnation: Callable[[], int], is_explicit: bool = False) -> SaveHandle | None:
+    def take_due(
+        self, step: int, *, incarnation: Callable[[], int], is_explicit: bool = False, only_stops: bool = False
+    ) -> SaveHandle | None:
         """Return the handle of the save that is to be made at this boundary; None when none is due, on all ranks alike.
+
+        Where a signal asks for a stop, this is the boundary of the last save, and the stop has its order from here on.
 
         Args:
             step: The boundary's step.
             incarnation: Returns the number of the start that saves; asked only where ranks have to talk.
-            is_explicit: Whether the failure of a save that is due always raises.
+            is_explicit: Whether the training has ended: the failure of a save that is due always raises.
+            only_stops: Whether a save that falls due by the schedule is left to the next call.
 
         Raises:
-            LeaderLostError: A save may be due by time, and the leader did not say whether it is.
+            LeaderLostError: The leader did not say whether a save is due.
         """
+        needs_s = self._needs_s()
+        word = self._due.ask(
+            incarnation,
+            step=step,
+            last_step=self._last_step,
+            last_time=self._last_time,
+            needs_s=needs_s,
+            is_end=is_explicit,
+        )
+        is_due, order = word.is_due or self._was_due, word.order
+        self._was_due = is_due and only_stops
+        if order is not None:
+            self._stop.follow(order, step=step, needs_s=needs_s)
+        elif only_stops:
+            return None
+        is_due = is_due if order is None else order.has_time
         handle, self._deferred = self._deferred, None
-        is_due = self._due.is_due(incarnation, step=step, last_step=self._last_step, last_time=self._last_time)
         if is_due and self._group.world_size > 1:
             # Whatever comes of it on one rank: the next one is due on all at the same step.
             self.begin_at(step)
-        return handle or (SaveHandle(is_explicit=is_explicit) if is_due else None)
+        return handle or (SaveHandle(is_explicit=is_explicit or order is not None) if is_due else None)
 
     def save(
         self,
@@ -163,6 +196,8 @@ class Saver:
             on_phase=lambda phase: self._evidence.tell("phase", phase=phase),
             on_agreed=on_agreed,
         )
+
+        self._began_s = self._ambient.monotonic()
 
         def counted() -> Snapshot:
             taken = snapshot()
@@ -219,12 +254,18 @@ class Saver:
         handle.run(functools.partial(_raise, error))
         raise error
 
+    def _needs_s(self) -> float:
+        """Return how long a save is expected to take from here, with what is left of the one in flight."""
+        elapsed_s = self._ambient.monotonic() - self._began_s
+        return self._took_s + (max(0.0, self._took_s - elapsed_s) if self._thread.is_busy else 0.0)
+
     def _finish(self, context: SaveContext, session: RankSession, staged: StagedSave) -> SaveResult:
         try:
             result = finish(context, staged)
         except OutcomeUnknownError:
             self._unknown.add(str(staged.generation))
             raise
+        self._took_s, self.committed_step = self._ambient.monotonic() - self._began_s, result.step
         if self._group.rank == 0:
             session.journal.event("committed", generation=result.generation, step=result.step)
         self._retain_together(session, result.generation)

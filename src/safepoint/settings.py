@@ -10,18 +10,22 @@ from safepoint.errors import RequestError
 from safepoint.restoring.match import Choice
 from safepoint.retention.policy import Keep
 from safepoint.schedule import Schedule
+from safepoint.signals import Signals
 
 
-def check_kinds(*, contract: object, save: object, keep: object) -> None:
-    """Raise `RequestError` for a setting that is not what its function makes."""
+def check_kinds(*, contract: object, save: object, keep: object, signals: object, on_exception: object) -> None:
+    """Raise `RequestError` for a setting that is not what its function makes, or no word that there is."""
     kinds: tuple[tuple[str, object, type, str], ...] = (
         ("contract", contract, Contract, "safepoint.Contract(...)"),
         ("save", save, Schedule, "safepoint.every(...)"),
         ("keep", keep, Keep, "safepoint.keep(...)"),
+        ("signals", signals, Signals, "safepoint.on_signals(...) or None"),
     )
     for name, value, kind, expected in kinds:
         if value is not None and not isinstance(value, kind):
             raise _wrong(name, expected, value)
+    if on_exception not in (None, "save"):
+        raise _wrong("on_exception", "'save' or None", on_exception)
 
 
 def check_values(state: object, accumulation: object, **deadlines_s: object) -> None:

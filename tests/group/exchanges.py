@@ -53,6 +53,19 @@ def threads_do_not_disturb_each_other(group: Group) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
+def what_a_rank_leaves_is_found_by_the_leader_when_it_looks(group: Group) -> None:
+    assert group.rank or group.find("left", limit_s=DEADLINE_S) is None
+    group.gather("left/looked", b"", deadline_s=DEADLINE_S)
+    last = group.world_size - 1
+    if last and group.rank == last:
+        group.leave("left", b"earlier", limit_s=DEADLINE_S)
+        group.leave("left", b"later", limit_s=DEADLINE_S)
+    group.gather("left/there", b"", deadline_s=DEADLINE_S)
+    if group.rank == 0:
+        found = [group.find("left", limit_s=DEADLINE_S) for _ in range(2)]
+        assert found == [b"later" if last else None] * 2
+
+
 def a_value_of_the_leader_is_that_of_all(group: Group) -> None:
     assert lead(group, "lead/value", lambda: b"decided" if group.rank == 0 else b"unused", deadline_s=60) == b"decided"
 
@@ -118,6 +131,7 @@ EXCHANGES: tuple[Callable[[Group], None], ...] = (
     spread_reaches_every_rank,
     gather_keeps_the_order_of_ranks,
     threads_do_not_disturb_each_other,
+    what_a_rank_leaves_is_found_by_the_leader_when_it_looks,
     a_value_of_the_leader_is_that_of_all,
     values_of_all_are_made_into_one,
     an_error_of_the_leader_is_that_of_all,

@@ -12,6 +12,7 @@ from safepoint.data.loader import ResumableLoader
 from safepoint.data.order import GlobalOrder, share_of_batch
 from safepoint.data.sampler import ResumableSampler
 from safepoint.data.streams import sample_generator
+from safepoint.data.workers import WorkerStart
 
 __all__ = [
     "Cursor",
@@ -20,6 +21,7 @@ __all__ = [
     "Replay",
     "ResumableLoader",
     "ResumableSampler",
+    "WorkerStart",
     "may_repeat",
     "may_skip",
     "sample_generator",

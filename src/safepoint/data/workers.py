@@ -1,4 +1,4 @@
-"""How a loader's worker processes live and die.
+"""How a loader's worker processes live and die, those of a foreign loader too where they are prepared.
 
 Invariants:
 
@@ -13,16 +13,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from typing import Any
 
 _LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """Prepare one worker process, then call the user's own `worker_init_fn`."""
+    """Prepare one worker process, then call the user's own `worker_init_fn`.
+
+    Itself a `worker_init_fn` for torch's `DataLoader`: a signal to the job's process group leaves such workers alone.
+    """
 
     user: Callable[[int], object] | None = None
 
@@ -32,6 +37,21 @@ class WorkerStart:
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="safepoint-orphan", daemon=True).start()
         if self.user is not None:
             self.user(worker)
+
+
+@contextmanager
+def prepared_workers(loader: object) -> Iterator[None]:
+    """Let the workers that a torch loader starts within the block be prepared like those of safepoint's own."""
+    held: Any = loader  # torch's loader, or whatever has its attributes
+    user = getattr(held, "worker_init_fn", None)
+    if not getattr(held, "num_workers", 0) or not hasattr(held, "worker_init_fn") or isinstance(user, WorkerStart):
+        yield
+        return
+    held.worker_init_fn = WorkerStart(user)
+    try:
+        yield
+    finally:
+        held.worker_init_fn = user
 
 
 def _end_with_parent(parent: int) -> None:

@@ -116,6 +116,11 @@ class BackgroundSaver:
         handle._thread = thread
         self._handle, self._thread = handle, thread
 
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a save is in flight."""
+        return self._handle is not None and not self._handle.done
+
     def settle(self, *, waits: bool, deadline_s: float | None = None) -> SaveHandle | None:
         """Return the save that has ended since the last call, once; None if there is none.
 

@@ -39,8 +39,15 @@ class Afterwards:
         Args:
             step: The step at which the save was made.
         """
+        found = self.moved()
+        for word in sorted(found.keys() - self.reasons.keys()):
+            _log.warning("a run that resumes from the save of step %d will not be the same: %s", step, found[word])
+        self.reasons.update(found)
+
+    def moved(self) -> dict[str, str]:
+        """Return what has moved since the look began, by the word for it; nothing where nobody looks."""
         if self._streams is None:
-            return
+            return {}
         found = {
             f"{name}.late": f"{name!r} was written to after after_update(); do it before"
             for name, (one, versions) in self._versions.items()
@@ -49,9 +56,7 @@ class Afterwards:
         streams = ", ".join(self._streams.moved())
         if streams:
             found[f"{STREAMS_ITEM}.late"] = f"random numbers ({streams}) were drawn after after_update(); draw before"
-        for word in sorted(found.keys() - self.reasons.keys()):
-            _log.warning("a run that resumes from the save of step %d will not be the same: %s", step, found[word])
-        self.reasons.update(found)
+        return found
 
     def leave(self) -> None:
         """Look no further."""

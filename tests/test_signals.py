@@ -1,0 +1,158 @@
+"""Listening to signals: which ones, whose handlers run, and that everything is put back."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safepoint.ambient import SystemAmbient
+from safepoint.errors import RequestError
+from safepoint.group.solo import SoloGroup
+from safepoint.signals import DEFAULT_SIGNALS, SignalRelay, Signals, on_signals
+from safepoint.stop import Stop
+
+USED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def untouched() -> Iterator[None]:
+    """Check that every signal is at the end as it was."""
+    before = [signal.getsignal(number) for number in USED]
+    yield
+    after = [signal.getsignal(number) for number in USED]
+    for number, handler in zip(USED, before, strict=True):
+        signal.signal(number, handler)
+    assert after == before
+
+
+def listening(setting: Signals) -> Stop:
+    stop = Stop(setting, SoloGroup(), SystemAmbient())
+    stop.listen(deadline_s=1.0)
+    return stop
+
+
+def test_the_first_signal_is_noted_and_obeyed_once_at_a_boundary() -> None:
+    stop = listening(on_signals("USR1", "USR2"))
+    assert stop.decide(needs_s=0.0) is None
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    order = stop.decide(needs_s=0.0)
+    assert order is not None and (order.number, order.has_time) == (signal.SIGUSR2, True)
+    stop.follow(order, step=3, needs_s=0.0)
+    assert stop.decide(needs_s=0.0) is None
+    assert not stop.should_stop
+    stop.conclude(is_committed=True)
+    assert stop.should_stop and stop.exit_code == 75
+    stop.close()
+
+
+def test_a_signal_that_no_boundary_has_followed_is_sent_anew_at_the_end() -> None:
+    met: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: met.append(number))
+    stop = listening(on_signals("USR1"))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    stop.close()
+    stop.get_its_way()
+    assert met == [signal.SIGUSR1] * 2
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_several_managers_of_a_process_hear_a_signal_and_the_last_one_puts_it_back() -> None:
+    first, second = listening(on_signals("USR1")), listening(on_signals("USR1", "USR2"))
+    relay = signal.getsignal(signal.SIGUSR1)
+    assert isinstance(relay, SignalRelay) and signal.getsignal(signal.SIGUSR2) is relay
+    first.close()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert first.decide(needs_s=0.0) is None and second.decide(needs_s=0.0) is not None
+    second.close()
+
+
+def test_a_manager_that_nobody_holds_any_more_keeps_no_signal() -> None:
+    met: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: met.append(number))
+    before = signal.getsignal(signal.SIGUSR1)
+    forgotten: Stop | None = listening(on_signals("USR1"))
+    assert forgotten is not None
+    forgotten = None
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert met == [signal.SIGUSR1]
+    listening(on_signals("USR1")).close()
+    assert signal.getsignal(signal.SIGUSR1) is before
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_a_handler_that_is_installed_later_takes_the_place() -> None:
+    stop = listening(on_signals("USR1"))
+    relay: Any = signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    assert relay._hand_over(signal.SIGUSR1) == 0
+    assert stop.decide(needs_s=0.0) is None
+    signal.signal(signal.SIGUSR1, relay)
+    assert relay._hand_over(signal.SIGUSR1) == signal.SIGUSR1
+    assert stop.decide(needs_s=0.0) is not None
+    stop.close()
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    stop = listening(on_signals("USR2"))
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+    stop.close()
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nothing tells of such handlers")
+def test_a_handler_that_is_not_pythons_stays_in_its_place(tmp_path: Path) -> None:
+    with open(tmp_path / "stacks", "w+") as file:
+        faulthandler.register(signal.SIGUSR2, file=file)
+        stop = listening(on_signals("USR2"))
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert stop.decide(needs_s=0.0) is None
+        stop.close()
+        faulthandler.unregister(signal.SIGUSR2)
+        file.seek(0)
+        assert "most recent call first" in file.read()
+
+
+def test_another_thread_than_the_main_one_listens_to_nothing_unless_it_is_told_to() -> None:
+    met: list[Any] = []
+
+    def make() -> None:
+        for setting in (DEFAULT_SIGNALS, on_signals("TERM")):
+            try:
+                met.append(listening(setting))
+            except RequestError as exc:
+                met.append(exc)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert isinstance(met[0], Stop) and isinstance(met[1], RequestError)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        (("KILL",), {}),
+        (("TERM", "NONSENSE"), {}),
+        ((), {"grace_s": 0}),
+        ((), {"grace_s": True}),
+        ((), {"then": "kill"}),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_a_wrong_call(names: tuple[str, ...], options: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        on_signals(*names, **options)
+
+
+def test_names_may_be_long_or_short() -> None:
+    assert on_signals("SIGTERM", "TERM", "USR1") == on_signals()
+    assert on_signals("SIGINT").numbers == (signal.SIGINT,)
