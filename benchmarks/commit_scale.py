@@ -31,7 +31,7 @@ from harness.machine import describe
 from safepoint.ambient import SystemAmbient
 from safepoint.format.ballot import Ballot
 from safepoint.format.digest import digest_bytes
-from safepoint.format.index import Index, ObjectReference
+from safepoint.format.index import ObjectReference
 from safepoint.format.manifest import Conditions, ProgressRecord
 from safepoint.format.names import MANIFEST, data_name, generation_path, index_name
 from safepoint.format.records import LineageLink
@@ -42,9 +42,11 @@ from safepoint.saving.alike import said_by
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.commit import settle
 from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
+from safepoint.saving.describe import Place
+from safepoint.saving.form import form_of
 from safepoint.saving.layout import columns_of, cut_digest, encode_layout, layout_of
 from safepoint.saving.plan import Agreed, Planner
-from safepoint.saving.stage import StagedRank
+from safepoint.saving.stage import ImageOrigin
 from safepoint.saving.vote import vote
 from safepoint.state.item import CapturedTensor, TensorSpec
 from safepoint.state.snapshot import SnapshotItem
@@ -237,9 +239,11 @@ def _save(
     times, cpu = [time.perf_counter()], time.process_time()
     agreed: Agreed = context.planner.agree(1, lambda: taken, lambda step: generation)
     times.append(time.perf_counter())
-    index = Index(generation, 0, world_size, 0, "0" * 32, (), {}, ())
-    staged = StagedRank(memoryview(b""), index, own.shares, own.layout)
-    save = StagedSave(agreed.plan, agreed.snapshot, staged, agreed.division, (), "", {})
+    place = Place(generation, 0, world_size, frozenset())
+    nothing = ImageOrigin(memoryview(b""), piece_bytes=SIZE_BYTES)
+    save = StagedSave(
+        agreed.plan, agreed.snapshot, place, form_of((), is_alone=False), nothing, agreed.division, (), "", {}
+    )
     mine = _of(own, context.claim.run, generation)
     result: SaveResult = settle(
         context, save, mine, vote(context.group, mine, deadline_s=DEADLINE_S), PhaseClock(context, {})

@@ -32,10 +32,9 @@ from safepoint.retention.policy import Keep
 from safepoint.retention.retain import retain
 from safepoint.saving.background import BackgroundSaver, SaveHandle
 from safepoint.saving.capture import Snapshot
-from safepoint.saving.context import SaveContext, SaveResult, StagedSave
+from safepoint.saving.context import SaveContext, SaveResult, StagedSave, Workspace
 from safepoint.saving.plan import Planner
 from safepoint.saving.save import begin, finish
-from safepoint.saving.stage import StagingBuffer
 from safepoint.schedule import DueClock, Schedule
 from safepoint.stop import Stop
 from safepoint.storage.base import Storage
@@ -90,7 +89,7 @@ class Saver:
         self._is_background = background
         self._deadline_s = deadline_s
         self._evidence = evidence
-        self._buffer = StagingBuffer()
+        self._workspace = Workspace()
         self._thread = BackgroundSaver(ambient)
         self._failures = 0
         self._unmet = ""
@@ -192,7 +191,7 @@ class Saver:
             deadline_s=self._deadline_s,
             planner=self._planner,
             refuses_difference=self._refuses_difference,
-            buffer=self._buffer,
+            workspace=self._workspace,
             on_phase=lambda phase: self._evidence.tell("phase", phase=phase),
             on_agreed=on_agreed,
         )
@@ -205,18 +204,19 @@ class Saver:
             return taken
 
         try:
-            staged = begin(context, counted)
+            staged = begin(context, counted, copies=self._is_background)
         except BaseException as exc:
             handle.run(functools.partial(_raise, exc))
             if not isinstance(exc, StorageError | AbortedError):
                 raise
             self._own_up(handle, is_explicit=handle.is_explicit)
             return
-        handle.mark_staged()
         if self._is_background:
+            handle.mark_staged()
             self._thread.launch(handle, lambda: self._finish(context, session, staged))
             return
         handle.run(lambda: self._finish(context, session, staged))
+        handle.mark_staged()
         self._own_up(handle, is_explicit=handle.is_explicit)
 
     def raise_owed(self, *, waits: bool, deadline_s: float | None = None, is_explicit: bool = False) -> None:

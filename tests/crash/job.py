@@ -27,6 +27,8 @@ from safepoint.retention.policy import Keep, keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.saving.capture import Snapshot, capture
+from safepoint.saving.context import Workspace
+from safepoint.saving.ring import Ring
 from safepoint.schedule import Schedule
 from safepoint.state.item import CapturedItem, CapturedTensor, Item, Permits, SavedItem, Target, TensorSpec
 from safepoint.storage.base import Storage
@@ -61,6 +63,12 @@ class BytesSource:
 
     def copy_into(self, buffer: memoryview) -> None:
         buffer[:] = self.data
+
+    def in_place(self) -> memoryview | None:
+        return memoryview(self.data)
+
+    def check(self) -> None:
+        return None
 
 
 @dataclass(slots=True)
@@ -120,6 +128,7 @@ class Job:
         ambient: Ambient | None = None,
         keeps: Keep | None = LAST_TWO,
         is_background: bool = False,
+        piece_bytes: int = 4096,
     ) -> None:
         self.storage = storage
         self.world = world
@@ -141,6 +150,8 @@ class Job:
             deadline_s=10,
             evidence=Evidence(None, self.items),
         )
+        # A file of two pieces, by default, of which the second is filled while the first is written.
+        self.saver._workspace = Workspace(ring=Ring(piece_bytes=piece_bytes))
         if not is_background:
             self.saver.close()
         self.session: Session | None = None

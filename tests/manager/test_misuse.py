@@ -341,18 +341,18 @@ def test_what_the_users_own_code_raises_is_named_by_its_item(tmp_path: Path) -> 
 def test_a_write_from_another_thread_while_the_state_is_copied_publishes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other thread is played by a copy that writes to the tensor: a real one may miss the moment."""
+    """The other thread is played by a read that writes to the tensor: a real one may miss the moment."""
     model = torch.nn.Linear(4, 4)
     manager = sp.CheckpointManager(tmp_path, {"model": model})
     manager.save()
-    copy = TensorSource.copy_into
+    read = TensorSource.in_place
 
-    def interrupted(source: TensorSource, buffer: memoryview) -> None:
+    def interrupted(source: TensorSource) -> memoryview | None:
         with torch.no_grad():
             model.bias.add_(1)
-        copy(source, buffer)
+        return read(source)
 
-    monkeypatch.setattr(TensorSource, "copy_into", interrupted)
+    monkeypatch.setattr(TensorSource, "in_place", interrupted)
     with pytest.raises(sp.TornSnapshotError, match="model: bias"):
         manager.save()
     monkeypatch.undo()

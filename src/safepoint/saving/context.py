@@ -10,11 +10,24 @@ from safepoint.format.records import LineageLink
 from safepoint.group.base import Group
 from safepoint.joining.claim import Claim
 from safepoint.saving.capture import Snapshot
+from safepoint.saving.describe import Place
 from safepoint.saving.divide import Division
+from safepoint.saving.form import FileForm, Forms
 from safepoint.saving.pieces import ReplicaSums
 from safepoint.saving.plan import Plan, Planner
-from safepoint.saving.stage import StagedRank, StagingBuffer
+from safepoint.saving.pour import Origin
+from safepoint.saving.ring import Ring
+from safepoint.saving.stage import StagingBuffer
 from safepoint.storage.base import Durability, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Keep what saves use one after the other: memory, and what the last one's file looked like."""
+
+    forms: Forms = field(default_factory=Forms)
+    ring: Ring = field(default_factory=Ring)
+    buffer: StagingBuffer = field(default_factory=StagingBuffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +46,23 @@ class SaveContext:
     deadline_s: float
     planner: Planner
     refuses_difference: bool = True
-    buffer: StagingBuffer = field(default_factory=StagingBuffer)
+    workspace: Workspace = field(default_factory=Workspace)
     on_phase: Callable[[str], None] = lambda phase: None
     on_agreed: Callable[[Snapshot], None] = lambda snapshot: None
 
 
 @dataclass(frozen=True, slots=True)
 class StagedSave:
-    """Hold a save whose copy is complete: live memory is not read again.
+    """Hold a save of a boundary that all ranks have agreed on: what this rank writes, and where its bytes come from.
 
     `division` is there on the leader only; `noted` is the first entry of the plain trees that ranks hold differently.
     """
 
     plan: Plan
     snapshot: Snapshot
-    staged: StagedRank
+    place: Place
+    form: FileForm
+    origin: Origin
     division: Division | None
     sums: tuple[ReplicaSums, ...]
     noted: str

@@ -22,10 +22,10 @@ from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import element_count
 from safepoint.format.tiling import Column, check_tilings
 from safepoint.saving.blocks import Block, Flags, Inventory
+from safepoint.saving.form import boxes_digest
 from safepoint.saving.layout import Columns, CutDigests, Layout, columns_of
 from safepoint.saving.parts import PartMessage, RankPart, ReplicaRanges, Share, decode_part, ranges_of, written
 from safepoint.saving.sharing import HolderSet, Pieces, find_sets, find_shared, give, no_pieces, spread
-from safepoint.saving.stage import boxes_digest
 
 
 @dataclass(frozen=True, slots=True)

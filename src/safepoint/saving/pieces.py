@@ -1,4 +1,4 @@
-"""Pieces: what a rank writes of its boxes, and the sums by which replicas are compared."""
+"""Pieces: where what a rank writes comes from, and the sums by which replicas are compared."""
 
 from __future__ import annotations
 
@@ -12,20 +12,11 @@ from safepoint.errors import InternalError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
 from safepoint.saving.layout import Layout
-from safepoint.saving.parts import RankPart, cut_box
-from safepoint.state.item import CapturedTensor, Divisible, Source, Summable, TensorSpec
+from safepoint.saving.parts import RankPart
+from safepoint.state.item import CapturedTensor, Divisible, Source, Summable
 
 _WORD_BYTES = 8
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Hold the rows of one box that this rank writes, as a box of their own."""
-
-    item: str
-    spec: TensorSpec
-    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +33,18 @@ class ReplicaSums:
         return digest_bytes(msgspec.json.encode(list(self.sums.items())))
 
 
-def cut_pieces(layout: Layout, tensors: Sequence[CapturedTensor], part: RankPart) -> list[Piece]:
-    """Return what a rank writes; the sources refer to live memory."""
-    pieces = []
+def sources_of(layout: Layout, tensors: Sequence[CapturedTensor], part: RankPart) -> list[Source]:
+    """Return the live memory of the boxes that a rank writes, in the order of its shares."""
+    sources = []
     for share in part.shares:
         box, source = layout.boxes[share.box], tensors[share.box].source
-        cut = cut_box(box, share)
-        if cut is not box:
+        if share.stop - share.start != box.row_count:
             begin, end = share.start * box.row_bytes, share.stop * box.row_bytes
             source = (
                 source.rows(share.start, share.stop) if isinstance(source, Divisible) else _Part(source, begin, end)
             )
-        spec = TensorSpec(box.name, box.dtype, cut.shape, cut.global_shape, cut.offset)
-        pieces.append(Piece(box.item, spec, source))
-    return pieces
+        sources.append(source)
+    return sources
 
 
 def sum_replicas(layout: Layout, tensors: Sequence[CapturedTensor], part: RankPart) -> tuple[ReplicaSums, ...]:
@@ -100,3 +89,10 @@ class _Part:
         whole = memoryview(bytearray(self.source.nbytes))
         self.source.copy_into(whole)
         buffer[:] = whole[self.begin : self.end]
+
+    def in_place(self) -> memoryview | None:
+        memory = self.source.in_place()
+        return None if memory is None else memory[self.begin : self.end]
+
+    def check(self) -> None:
+        self.source.check()

@@ -1,7 +1,7 @@
 """Save one boundary: capture → plan → stage → write → vote → check → publish → tell.
 
-`begin` runs at the boundary and returns when nothing of the save refers to live memory any more; `finish` may run in
-another thread while training goes on, and talks by the group's messages alone. The live objects are not touched.
+`begin` runs at the boundary. `finish` runs there too, and reads live memory as it writes; or, where `begin` has made a
+copy, in another thread while training goes on. It talks by the group's messages alone, and touches no live object.
 
 If we die before `publish` has given the manifest its name, the previous checkpoint is the newest; afterwards this one.
 
@@ -16,31 +16,43 @@ from functools import partial
 from typing import NoReturn
 
 from safepoint.catalog import list_generations
-from safepoint.errors import AbortedError, CorruptionError, OutcomeUnknownError, SafepointError, StorageError
+from safepoint.errors import (
+    AbortedError,
+    CorruptionError,
+    OutcomeUnknownError,
+    SafepointError,
+    StorageError,
+    TornSnapshotError,
+)
 from safepoint.format.ballot import Ballot
-from safepoint.format.index import ObjectReference
 from safepoint.format.names import GENERATIONS, GenerationName, generation_path, next_nonce
 from safepoint.group.agreement import lead
 from safepoint.joining.claim import check_not_fenced, loss_of_run
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.commit import explained, settle
 from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
+from safepoint.saving.describe import Place
 from safepoint.saving.entries import compare_entries
-from safepoint.saving.pieces import ReplicaSums, cut_pieces, sum_replicas
+from safepoint.saving.form import FileForm
+from safepoint.saving.parts import written
+from safepoint.saving.pieces import ReplicaSums, sources_of, sum_replicas
 from safepoint.saving.plan import UNKNOWN, Agreed, Plan
-from safepoint.saving.stage import Place, StagedRank, stage
+from safepoint.saving.pour import Origin
+from safepoint.saving.ring import LiveOrigin
+from safepoint.saving.stage import ImageOrigin, stage
 from safepoint.saving.vote import vote
-from safepoint.saving.write import discard, write
+from safepoint.saving.write import Stored, discard, write
 
 _ENTROPY_BYTES = 3
 
 
-def begin(context: SaveContext, snapshot: Callable[[], Snapshot]) -> StagedSave:
-    """Capture and copy a boundary. Live memory may change as soon as this returns.
+def begin(context: SaveContext, snapshot: Callable[[], Snapshot], *, copies: bool) -> StagedSave:
+    """Capture a boundary, and agree on it.
 
     Args:
         context: What all saves share.
         snapshot: Captures this rank's state; called once, before any other rank is waited for.
+        copies: Whether live memory may change as soon as this returns; else it is read in `finish`.
 
     Raises:
         SafepointError: A rank could not capture its state, or the ranks do not fit each other; on all ranks.
@@ -65,18 +77,18 @@ def begin(context: SaveContext, snapshot: Callable[[], Snapshot]) -> StagedSave:
             clock.enter("compare")
             sums = sum_replicas(agreed.layout, agreed.tensors, agreed.part)
         clock.enter("stage")
-        pieces = cut_pieces(agreed.layout, agreed.tensors, agreed.part)
-        staged = stage(agreed.snapshot.items, pieces, _place(context, agreed), buffer=context.buffer)
+        form, origin = _form_and_origin(context, agreed, copies=copies)
     except Exception as exc:
         if context.group.world_size == 1:
             raise
         raise _refuse(context, agreed.plan, exc) from exc
     clock.leave()
-    return StagedSave(agreed.plan, agreed.snapshot, staged, agreed.division, sums, noted, clock.timings_s)
+    place = _place(context, agreed)
+    return StagedSave(agreed.plan, agreed.snapshot, place, form, origin, agreed.division, sums, noted, clock.timings_s)
 
 
 def finish(context: SaveContext, save: StagedSave) -> SaveResult:
-    """Make a staged save durable, agree on it, and publish it.
+    """Make what was begun durable, agree on it, and publish it.
 
     An attempt that published nothing for certain deletes its own objects.
 
@@ -84,6 +96,7 @@ def finish(context: SaveContext, save: StagedSave) -> SaveResult:
         StorageError: The leader's storage failed, or the run's folder is gone; nothing was published.
         AbortedError: A rank could not store its part or was absent, replicas differ, or what is stored is not what was
             voted; nothing was published.
+        TornSnapshotError: The state changed while it was read; nothing was published.
         FencedError: A newer incarnation owns the run.
         OutcomeUnknownError: It may have been published.
 
@@ -92,10 +105,10 @@ def finish(context: SaveContext, save: StagedSave) -> SaveResult:
     clock = PhaseClock(context, save.timings_s)
     try:
         result = _finish(context, save, clock)
-    except (StorageError, AbortedError, CorruptionError):
+    except (StorageError, AbortedError, CorruptionError, TornSnapshotError):
         # None of these comes once the manifest may have its name. The objects of a fenced start are the newer one's.
         context.planner.note(save.generation, "aborted")
-        discard(context.storage, save.staged.index)
+        discard(context.storage, save.place)
         raise
     except OutcomeUnknownError:
         context.planner.note(save.generation, UNKNOWN)
@@ -117,10 +130,10 @@ def _finish(context: SaveContext, save: StagedSave, clock: PhaseClock) -> SaveRe
     )
 
     clock.enter("write")
-    objects, failure = _write(context, save)
+    stored, failure = _write(context, save)
 
     clock.enter("vote")
-    own = _ballot(context, save.plan, save.staged, objects, save.sums, refusal=_text(failure))
+    own = _ballot(context, save.plan, stored, save.form.layout, save.sums, refusal=_text(failure))
     try:
         return settle(context, save, own, vote(group, own, deadline_s=context.deadline_s), clock)
     except SafepointError as exc:
@@ -152,6 +165,18 @@ def _open(context: SaveContext, generation: str) -> bytes:
     return b""
 
 
+def _form_and_origin(context: SaveContext, agreed: Agreed, *, copies: bool) -> tuple[FileForm, Origin]:
+    """Return what this rank's data file looks like and where its bytes come from: from a copy, or from live memory."""
+    boxes, is_alone = partial(written, agreed.layout, agreed.part), context.group.world_size == 1
+    form = context.workspace.forms.of(agreed.plan.division, boxes, is_alone=is_alone)
+    sources = sources_of(agreed.layout, agreed.tensors, agreed.part)
+    ring = context.workspace.ring
+    if copies:
+        image = stage(form, sources, context.workspace.buffer)
+        return form, ImageOrigin(image, piece_bytes=ring.piece_bytes)
+    return form, LiveOrigin(form, sources, ring)
+
+
 def _place(context: SaveContext, agreed: Agreed) -> Place:
     rank, items = context.group.rank, agreed.plan.items
     return Place(
@@ -164,14 +189,15 @@ def _place(context: SaveContext, agreed: Agreed) -> Place:
     )
 
 
-def _write(context: SaveContext, save: StagedSave) -> tuple[tuple[ObjectReference, ...], Exception | None]:
+def _write(context: SaveContext, save: StagedSave) -> tuple[Stored, Exception | None]:
     """Write this rank's part; of several ranks, a failure is returned, to be voted with."""
+    work = partial(write, context.storage, save.form, save.origin, save.snapshot.items, save.place)
     if context.group.world_size == 1:
-        return explained(context, lambda: write(context.storage, save.staged)), None
+        return explained(context, work), None
     try:
-        return write(context.storage, save.staged), None
+        return work(), None
     except Exception as exc:  # noqa: BLE001 (told to the other ranks, which would wait in vain, and raised by the vote)
-        return (), exc
+        return Stored(), exc
 
 
 def _refuse(context: SaveContext, plan: Plan, error: Exception) -> AbortedError:
@@ -186,15 +212,15 @@ def _refuse(context: SaveContext, plan: Plan, error: Exception) -> AbortedError:
         if group.rank == 0:
             lead(group, f"save/{plan.generation}/open", partial(_raise, told), deadline_s=context.deadline_s)
         else:
-            vote(group, _ballot(context, plan, None, (), (), refusal=_text(error)), deadline_s=context.deadline_s)
+            vote(group, _ballot(context, plan, Stored(), "", (), refusal=_text(error)), deadline_s=context.deadline_s)
     return told
 
 
 def _ballot(
     context: SaveContext,
     plan: Plan,
-    staged: StagedRank | None,
-    objects: tuple[ObjectReference, ...],
+    stored: Stored,
+    layout: str,
     sums: Sequence[ReplicaSums],
     *,
     refusal: str,
@@ -205,10 +231,10 @@ def _ballot(
         incarnation=context.claim.incarnation,
         rank=context.group.rank,
         world_size=context.group.world_size,
-        layout="" if staged is None else staged.layout,
-        objects=objects,
+        layout=layout,
+        objects=stored.objects,
         refusal=refusal,
-        shares={} if staged is None else staged.shares,
+        shares=stored.shares,
         replicas={str(one.number): one.digest for one in sums},
     )
 

@@ -9,43 +9,64 @@ Spec: C3.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from safepoint.errors import CorruptionError, StorageError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.encoding import seal
-from safepoint.format.index import Index, ObjectReference
+from safepoint.format.index import ObjectReference
 from safepoint.format.names import MANIFEST, data_name, generation_path, index_name
-from safepoint.saving.stage import StagedRank
+from safepoint.saving.conveyor import Conveyor
+from safepoint.saving.describe import Place, index_of, shares_of
+from safepoint.saving.form import FileForm
+from safepoint.saving.pour import Origin, pour
+from safepoint.state.snapshot import SnapshotItem
 from safepoint.storage.base import Storage
-
-_PIECE_BYTES = 8 << 20
 
 _log = logging.getLogger(__name__)
 
 
-def write(storage: Storage, staged: StagedRank) -> tuple[ObjectReference, ...]:
-    """Write this rank's data file and index, sync both and their folder, and return what is now durable.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Hold what one rank made durable: its objects, and what it adds to the digest of each item."""
+
+    objects: tuple[ObjectReference, ...] = ()
+    shares: dict[str, str] = field(default_factory=dict)
+
+
+def write(storage: Storage, form: FileForm, origin: Origin, items: Sequence[SnapshotItem], place: Place) -> Stored:
+    """Write this rank's data file and its index, sync both and their folder.
 
     A failed sync is final for this attempt: the generation is given up and its name never used again.
 
+    Args:
+        storage: Where to.
+        form: What the data file looks like.
+        origin: Where its bytes come from.
+        items: The items of the snapshot, for their plain trees.
+        place: Whose part this is.
+
     Raises:
         StorageError: Something could not be written or synced.
+        TornSnapshotError: The state changed while it was read.
 
     Spec: C3.
     """
-    index = staged.index
-    generation = index.generation
-    (data_reference,) = (entry for entry in index.objects if entry.generation == generation)
-    _write_object(storage, generation_path(generation, data_reference.name), staged.data)
+    generation = place.generation
+    data_path = generation_path(generation, data_name(place.rank, place.world_size))
+    digests = pour(storage.create(data_path, size_bytes=form.size_bytes), form, origin)
+    index = index_of(form, digests, items, place)
     text = seal(index)
-    name = index_name(index.rank, index.world_size)
-    _write_object(storage, generation_path(generation, name), memoryview(text))
+    name = index_name(place.rank, place.world_size)
+    _write_small(storage, generation_path(generation, name), text)
     storage.sync_folder(generation_path(generation))
-    ancestors = tuple(entry for entry in index.objects if entry.generation != generation)
-    return (data_reference, ObjectReference(generation, name, len(text), digest_bytes(text)), *ancestors)
+    reference = ObjectReference(generation, name, len(text), digest_bytes(text))
+    own, *ancestors = index.objects
+    return Stored((own, reference, *ancestors), shares_of(index, place))
 
 
-def discard(storage: Storage, index: Index) -> None:
+def discard(storage: Storage, place: Place) -> None:
     """Delete what this rank wrote for an attempt that failed, and the folder if it is empty then; best effort.
 
     To be called only where no manifest was or will be published for it; should one be there all the same, nothing is
@@ -53,8 +74,8 @@ def discard(storage: Storage, index: Index) -> None:
 
     Spec: C3.3.
     """
-    folder = generation_path(index.generation)
-    own = (data_name(index.rank, index.world_size), index_name(index.rank, index.world_size))
+    folder = generation_path(place.generation)
+    own = (data_name(place.rank, place.world_size), index_name(place.rank, place.world_size))
     try:
         names = {entry.name for entry in storage.list(folder)}
         if MANIFEST in names:
@@ -68,14 +89,6 @@ def discard(storage: Storage, index: Index) -> None:
         _log.warning("what a failed save had written stays for now: %s", exc)
 
 
-def _write_object(storage: Storage, path: str, data: memoryview) -> None:
-    writer = storage.create(path)
-    is_durable = False
-    try:
-        for start in range(0, len(data), _PIECE_BYTES):
-            writer.write(data[start : start + _PIECE_BYTES])
-        writer.finish()
-        is_durable = True
-    finally:
-        if not is_durable:
-            writer.abandon()
+def _write_small(storage: Storage, path: str, data: bytes) -> None:
+    with Conveyor(storage.create(path, size_bytes=len(data)), depth=0) as conveyor:
+        conveyor.put(memoryview(data))

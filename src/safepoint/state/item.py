@@ -70,10 +70,19 @@ class Source(Protocol):
         """Return the size in bytes."""
 
     def copy_into(self, buffer: memoryview) -> None:
-        """Copy all bytes into a writable buffer of exactly `nbytes` bytes.
+        """Copy all bytes into a writable buffer of exactly `nbytes` bytes, and do as `check`.
 
         Must not draw random numbers or change state.
         """
+
+    def in_place(self) -> memoryview | None:
+        """Return the live memory, to be read while the source is held; None where it has another form than is stored.
+
+        Whoever has read it calls `check`.
+        """
+
+    def check(self) -> None:
+        """Raise `TornSnapshotError` if the tensor is known to have been written to since the boundary."""
 
 
 class Target(Protocol):

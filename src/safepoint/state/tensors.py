@@ -10,6 +10,7 @@ Spec: F3.
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,6 +67,16 @@ class TensorSource:
         if self.nbytes == 0:
             return
         torch.frombuffer(buffer, dtype=torch.uint8).copy_(as_bytes(_dense(self.tensor)))
+        self.check()
+
+    def in_place(self) -> memoryview | None:
+        """Return the memory of a contiguous host tensor."""
+        live = self.tensor.detach()
+        is_as_stored = live.device.type == "cpu" and live.is_contiguous() and not live.is_conj() and not live.is_neg()
+        return as_memory(live) if is_as_stored else None
+
+    def check(self) -> None:
+        """Raise `TornSnapshotError` if the tensor was written to since the boundary, in a way that counts."""
         found = version_of(self.tensor)
         if self.version is not None and found != self.version:
             raise TornSnapshotError(
@@ -243,6 +254,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(name, dtype_name(tensor.dtype), shape, shape, (0,) * len(shape))
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return a dtype's name without the prefix, such as ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
@@ -301,7 +313,7 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
         raise _refused(tensor, path, "is not initialised", "Run one forward pass on the lazy module before saving.")
     if tensor.is_nested:
         raise _refused(tensor, path, "is nested", "Store its values and offsets as plain tensors.")
-    if type(tensor.detach()) is not torch.Tensor:
+    if type(tensor) is not torch.Tensor and type(tensor.detach()) is not torch.Tensor:
         raise _refused(tensor, path, "is of a subclass of Tensor", "Store the plain tensors that it is made of.")
     if tensor.is_meta:
         raise _refused(tensor, path, "has no values (meta device)", "Materialise it before saving.")
@@ -334,6 +346,9 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the half-open range of addresses of a strided tensor; that of a tensor of no bytes overlaps with none."""
     if tensor.numel() == 0:
         return (0, 0)
+    if tensor.is_contiguous():
+        start = tensor.data_ptr()
+        return (start, start + tensor.numel() * tensor.element_size())
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return (start, start + (reach + 1) * tensor.element_size())

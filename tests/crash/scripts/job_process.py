@@ -29,7 +29,9 @@ def main() -> int:
     parser.add_argument("--waits", action="store_true", help="wait for a line of input before a save, and at the end")
     options = parser.parse_args()
     ambient = SystemAmbient()
-    job = Job(LocalStorage(options.root), FakeWorld(), pid=os.getpid(), ambient=ambient, takeover=options.takeover)
+    storage, world = LocalStorage(options.root), FakeWorld()
+    # One piece for a file: all its calls are those of the main thread, where they are looked at.
+    job = Job(storage, world, pid=os.getpid(), ambient=ambient, takeover=options.takeover, piece_bytes=1 << 20)
     try:
         report = job.start()
         say(restored=report.step, state=[[step, data.hex()] for step, data in sorted(job.state())])

@@ -122,6 +122,12 @@ def test_a_rank_whose_copy_fails_says_so_at_once_and_raises_what_all_raise(rank:
         def copy_into(self, buffer: memoryview) -> None:
             raise OSError("the device is gone")
 
+        def in_place(self) -> memoryview | None:
+            return None
+
+        def check(self) -> None:
+            return None
+
     def holds(number: int, world_size: int, step: int) -> list[Held]:
         held = sharded(number, world_size, step)
         if number == rank and step == 10:

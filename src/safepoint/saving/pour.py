@@ -1,0 +1,84 @@
+"""Pour: the one way in which the bytes of a data file reach the storage.
+
+1. The file goes piece by piece. While one piece is filled and digested, those before it are written.
+2. Each digest is taken from the memory that is written, before it is handed to the storage.
+
+Spec: F3.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from safepoint.format.digest import digest_bytes, running_digest
+from safepoint.saving.conveyor import Conveyor
+from safepoint.saving.form import FileForm
+from safepoint.storage.base import ObjectWriter
+
+# What was just copied is digested while it is still in the processor's cache.
+_STEP_BYTES = 1 << 20
+
+
+class Origin(Protocol):
+    """Give the bytes of a data file from front to back."""
+
+    @property
+    def piece_bytes(self) -> int:
+        """Return the size of a piece; the last one of a file is smaller."""
+
+    @property
+    def depth(self) -> int:
+        """Return how many pieces stay as they are while the next one is filled."""
+
+    def piece(self, begin: int, end: int) -> memoryview:
+        """Return the memory of a piece of the file, which begins on a page."""
+
+    def fill(self, view: memoryview) -> None:
+        """Bring the next bytes of the file into this part of the piece, if they are not there."""
+
+
+def pour(writer: ObjectWriter, form: FileForm, origin: Origin) -> list[str]:
+    """Write a data file and make it durable; return the digests of its extents, the header's first.
+
+    Raises:
+        StorageError: It could not be written or synced; the writer is abandoned.
+        TornSnapshotError: The state changed while it was read.
+    """
+    digests = _Digests(form.extents)
+    # A file of one piece has nothing to overlap with.
+    depth = origin.depth if form.size_bytes > origin.piece_bytes else 0
+    with Conveyor(writer, depth=depth) as conveyor:
+        for begin in range(0, form.size_bytes, origin.piece_bytes):
+            piece = origin.piece(begin, min(begin + origin.piece_bytes, form.size_bytes))
+            for start in range(0, len(piece), _STEP_BYTES):
+                view = piece[start : start + _STEP_BYTES]
+                origin.fill(view)
+                digests.update(view)
+            conveyor.put(piece)
+    return digests.found
+
+
+class _Digests:
+    """Take the digest of each extent of a file that is seen from front to back, in views that end anywhere."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.found: list[str] = []
+        self._sizes = sizes
+        self._begun = running_digest()
+        self._begun_bytes = 0
+
+    def update(self, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
+            left = self._sizes[len(self.found)] - self._begun_bytes
+            part = view[at : at + left]
+            at += len(part)
+            if len(part) == left and not self._begun_bytes:
+                self.found.append(digest_bytes(part))
+                continue
+            self._begun.update(part)
+            self._begun_bytes += len(part)
+            if len(part) == left:
+                self.found.append(self._begun.hexdigest())
+                self._begun, self._begun_bytes = running_digest(), 0

@@ -1,0 +1,105 @@
+"""The ring: a few aligned pieces of memory, through which a file is written straight from live memory.
+
+Spec: F3.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+
+from safepoint.errors import InternalError
+from safepoint.saving.form import Entry, FileForm
+from safepoint.state.item import Divisible, Source
+
+_PIECE_BYTES = 8 << 20
+_PIECE_COUNT = 4
+
+
+class Ring:
+    """Keep the pieces, which are made when they are first needed; owned by one save at a time.
+
+    Args:
+        piece_bytes: The size of each, a multiple of a page.
+    """
+
+    def __init__(self, *, piece_bytes: int = _PIECE_BYTES) -> None:
+        self.piece_bytes = piece_bytes
+        self._memory: mmap.mmap | None = None
+
+    def piece(self, number: int, size_bytes: int) -> memoryview:
+        """Return the piece that is used at this turn; the one of as many turns before as there are pieces is void."""
+        if self._memory is None:
+            self._memory = mmap.mmap(-1, _PIECE_COUNT * self.piece_bytes)
+        begin = number % _PIECE_COUNT * self.piece_bytes
+        return memoryview(self._memory)[begin : begin + size_bytes]
+
+
+class LiveOrigin:
+    """Read a data file from live memory, each byte once.
+
+    Args:
+        form: What the file looks like.
+        sources: Where its boxes come from, in the order in which the form was given them.
+        ring: Where its bytes are brought together.
+    """
+
+    depth = _PIECE_COUNT - 1
+
+    def __init__(self, form: FileForm, sources: Sequence[Source], ring: Ring) -> None:
+        self._ring = ring
+        self._parts = _parts(form, sources)
+        self._part = memoryview(form.header)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Return the size of a piece of the ring."""
+        return self._ring.piece_bytes
+
+    def piece(self, begin: int, end: int) -> memoryview:
+        """Return the next piece of the ring."""
+        return self._ring.piece(begin // self.piece_bytes, end - begin)
+
+    def fill(self, view: memoryview) -> None:
+        """Copy the next bytes.
+
+        Raises:
+            TornSnapshotError: A tensor that was read to its end here was written to since the boundary.
+        """
+        at = 0
+        while at < len(view):
+            size = min(len(view) - at, len(self._part))
+            view[at : at + size] = self._part[:size]
+            self._part = self._part[size:]
+            at += size
+            # A tensor that was read to its end is looked at before its last bytes are handed on.
+            while not self._part and (part := next(self._parts, None)) is not None:
+                self._part = part
+
+
+def _parts(form: FileForm, sources: Sequence[Source]) -> Iterator[memoryview]:
+    """Yield the bytes behind the header in parts; each is read before the next one is asked for."""
+    for entry in form.entries:
+        source = sources[entry.number]
+        memory = source.in_place()
+        if memory is None:
+            yield from _gathered(entry, source)
+            continue
+        if memory.nbytes != entry.box.size_bytes:
+            where = f"{entry.box.item}/{entry.box.name}"
+            raise InternalError("a source has other bytes than its box", where=where, found=memory.nbytes)
+        yield memory
+        source.check()
+
+
+def _gathered(entry: Entry, source: Source) -> Iterator[memoryview]:
+    """Yield the bytes of a source that do not lie in host memory as they are stored: chunk by chunk, if possible."""
+    if not isinstance(source, Divisible):
+        whole = memoryview(bytearray(source.nbytes))
+        source.copy_into(whole)
+        yield whole
+        return
+    for chunk in entry.chunks:
+        part = memoryview(bytearray(chunk.size_bytes))
+        source.rows(*chunk.rows).copy_into(part)
+        yield part
