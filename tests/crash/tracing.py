@@ -53,12 +53,16 @@ def traced(command: Sequence[str], log: Path, *options: str) -> tuple[int, str]:
 
 
 def calls_of_the_main_thread(log: str) -> list[Call]:
-    """Return the calls of the thread that the log begins with."""
+    """Return the calls of the thread that the log begins with; one that another thread's calls interrupt is whole."""
     lines = log.splitlines()
     main = lines[0].split()[0]
     counts: dict[str, int] = {}
     found: list[Call] = []
     for line in lines:
+        rest = re.match(rf"{main} +<\.\.\. (\w+) resumed>(.*)", line)
+        if rest is not None and found and found[-1].name == rest[1]:
+            begun = found.pop()
+            found.append(Call(begun.name, begun.number, begun.text.removesuffix(" <unfinished ...>") + rest[2]))
         match = re.match(rf"{main} +(\w+)\((.*)", line)
         if match is None:
             continue

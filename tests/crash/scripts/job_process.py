@@ -14,7 +14,7 @@ from safepoint.ambient import SystemAmbient
 from safepoint.errors import SafepointError
 from safepoint.storage.local import LocalStorage
 from safepoint.testing.ambient import FakeWorld
-from tests.crash.job import Job
+from tests.crash.job import Job, Weights
 
 
 def say(**facts: object) -> None:
@@ -27,11 +27,14 @@ def main() -> int:
     parser.add_argument("--saves", type=int, default=1_000_000)
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--waits", action="store_true", help="wait for a line of input before a save, and at the end")
+    parser.add_argument("--ballast-mib", type=int, default=0, help="save so much more than the small state")
     options = parser.parse_args()
     ambient = SystemAmbient()
     storage, world = LocalStorage(options.root), FakeWorld()
     # One piece for a file: all its calls are those of the main thread, where they are looked at.
     job = Job(storage, world, pid=os.getpid(), ambient=ambient, takeover=options.takeover, piece_bytes=1 << 20)
+    if options.ballast_mib:
+        job.items["ballast"] = Weights("ballast", data=bytearray(options.ballast_mib << 20))
     try:
         report = job.start()
         say(restored=report.step, state=[[step, data.hex()] for step, data in sorted(job.state())])
