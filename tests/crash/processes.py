@@ -79,9 +79,9 @@ def own_job(root: Path, **options: Any) -> Job:
     return Job(LocalStorage(root), FakeWorld(), pid=os.getpid(), ambient=SystemAmbient(), **options)
 
 
-def check_resumes(root: Path, *, at_least: int, at_most: int, **options: Any) -> int:
+def check_resumes(root: Path, *, at_least: int, at_most: int) -> int:
     """Start on what is left, check that it is whole and how far it came, save, and return the step resumed."""
-    job = own_job(root, **options)
+    job = own_job(root)
     try:
         report = job.start()
         assert at_least <= report.step <= at_most

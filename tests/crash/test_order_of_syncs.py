@@ -5,6 +5,7 @@ No simulated disk is involved, and nothing of the writer's own code but what it 
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,16 +13,18 @@ import pytest
 
 from tests.crash.processes import SCRIPTS
 from tests.crash.sync_order import Step, saves_in, steps_of, violations_of
-from tests.crash.tracing import calls_of_the_main_thread, traced
+from tests.crash.tracing import CALLS, calls_of_all_threads, traced
 
 BALLAST_MIB = 17
 
 
 def watched(root: Path, *options: str) -> list[list[Step]]:
     """Run one process of the job, and return the steps of each of its saves."""
-    code, log = traced([sys.executable, str(SCRIPTS / "job_process.py"), str(root), *options], root.parent / "log")
+    command = [sys.executable, str(SCRIPTS / "job_process.py"), str(root), *options]
+    code, log = traced(command, root.parent / "log", "-e", f"trace={CALLS},fcntl")
     assert code == 0, log[-2000:]
-    return [steps_of(calls, str(root / "generations")) for calls in saves_in(calls_of_the_main_thread(log))]
+    assert bool(re.search(r"O_DIRECT\b", log)) == ("--ballast-mib" in options)
+    return [steps_of(calls, str(root / "generations")) for calls in saves_in(calls_of_all_threads(log))]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[list[Step]]:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> list[list[Step]]:
-    """Return one save of more than 16 MiB, written in several pieces."""
+    """Return one save of more than 16 MiB, which is written in several pieces and passes by the system's cache."""
     return watched(tmp_path_factory.mktemp("large") / "run", "--saves", "1", "--ballast-mib", str(BALLAST_MIB))
 
 
@@ -52,7 +55,7 @@ def test_all_that_a_save_relies_on_is_synced_before(small: list[list[Step]]) -> 
 
 
 def test_no_sync_of_a_save_can_be_left_out(small: list[list[Step]]) -> None:
-    """So the watch would notice if one were, each of them by itself."""
+    """So the watch notices when one is, each of them by itself."""
     assert [unneeded(steps) for steps in small] == [[], [], [], []]
 
 
@@ -69,3 +72,15 @@ def test_a_write_after_the_sync_of_its_file_is_noticed(small: list[list[Step]]) 
     last = max(n for n, step in enumerate(steps) if step.verb == "sync" and step.name.endswith(".safetensors"))
     late = [*steps[: last + 1], Step("write", steps[last].path), *steps[last + 1 :]]
     assert any("before the bytes" in text for text in violations_of(late))
+
+
+def test_a_write_that_ends_while_its_file_is_synced_counts_as_not_synced() -> None:
+    log = """\
+1 write(3</r/generations/g/a>, ""..., 8 <unfinished ...>
+2 fsync(3</r/generations/g/a> <unfinished ...>
+1 <... write resumed>) = 8
+2 <... fsync resumed>) = 0
+1 linkat(4</r/generations/g>, ".tmp-1", 4</r/generations/g>, "manifest.json", 0) = 0
+"""
+    (found,) = (text for text in violations_of(steps_of(calls_of_all_threads(log), "/r")) if "C3.1" in text)
+    assert "['/r/generations/g/a']" in found

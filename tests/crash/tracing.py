@@ -19,6 +19,7 @@ CALLS = (
     "openat,mkdir,mkdirat,write,pwrite64,fsync,fdatasync,ftruncate,close,link,linkat,rename,renameat,renameat2,"
     "unlink,unlinkat,rmdir"
 )
+_UNFINISHED = " <unfinished ...>"
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
@@ -70,3 +71,44 @@ def calls_of_the_main_thread(log: str) -> list[Call]:
         counts[name] = counts.get(name, 0) + 1
         found.append(Call(name, counts[name], text))
     return found
+
+
+def calls_of_all_threads(log: str) -> list[Call]:
+    """Return every thread's calls, in the order in which they ended.
+
+    A write that ended while a sync of the same file was at work comes after it: the sync need not have met it.
+    """
+    begun: dict[str, _Timed] = {}
+    ended: list[_Timed] = []
+    for place, line in enumerate(log.splitlines()):
+        thread, told = line.split(maxsplit=1)
+        call = re.match(r"(\w+)\((.*)", told)
+        rest = re.match(r"<\.\.\. \w+ resumed>(.*)", told)
+        if call is not None and told.endswith(_UNFINISHED):
+            begun[thread] = _Timed(call[1], call[2].removesuffix(_UNFINISHED), place, place)
+        elif call is not None:
+            ended.append(_Timed(call[1], call[2], place, place))
+        elif rest is not None:
+            first = begun.pop(thread)
+            ended.append(_Timed(first.name, first.text + rest[1], first.since, place))
+    syncs = [call for call in ended if call.name in ("fsync", "fdatasync")]
+    ended.sort(key=lambda call: max([call.until, *(sync.until + 0.5 for sync in syncs if sync.may_miss(call))]))
+    return [Call(call.name, number, call.text) for number, call in enumerate(ended)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A call with the lines of the log at which it began and ended."""
+
+    name: str
+    text: str
+    since: int
+    until: int
+
+    @property
+    def file(self) -> str:
+        return self.text.partition(",")[0].partition(")")[0]
+
+    def may_miss(self, call: _Timed) -> bool:
+        """Return whether this is a sync that was at work when a write of the same file ended."""
+        return call.name in ("write", "pwrite64") and self.file == call.file and self.since < call.until < self.until
