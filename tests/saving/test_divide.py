@@ -111,6 +111,15 @@ def is_within(box: LayoutBox, other: LayoutBox) -> bool:
     return box.name == other.name and start <= box.offset[0] and box.offset[0] + box.shape[0] <= end
 
 
+@pytest.mark.parametrize("world_size", [2, 4, 5])
+def test_boxes_side_by_side_that_are_cut_into_rows_are_stored_as_planned(world_size: int) -> None:
+    """Ranks that hold the same columns in several boxes, as strided shards that are replicated. Spec: C2.1, C5.1"""
+    columns = [LayoutBox("model", "w", "float32", (40, 12), (0, start), (40, 4)) for start in range(0, 12, 4)]
+    division = divide([layout(*columns, plain("bias", 3))] * world_size, NOBODY_S_OWN)
+    check_is_whole(division)
+    assert max(sizes(division)) <= 1.1 * min(sizes(division))
+
+
 def test_a_rank_with_much_of_its_own_writes_less_of_what_is_shared() -> None:
     shared, own = plain("shared", 1000, 100), plain("own", 600, 100)
     division = divide([layout(own, shared), layout(shared)], NOBODY_S_OWN)

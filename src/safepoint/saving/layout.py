@@ -245,11 +245,13 @@ class CutDigests:
         names, places = self._names(columns.frame, numbers)
         table = columns.table[:, places].astype(_WIDE)
         if cuts.shape[1]:
-            lengths = [len(columns.frame.tensors[number].global_shape) for number in numbers.tolist()]
-            firsts = numpy.array([0, *accumulate(lengths)])[:-1][is_cut]
+            tensors = [columns.frame.tensors[number] for number in numbers.tolist()]
+            begins = numpy.array([0, *accumulate(len(tensor.global_shape) for tensor in tensors)])
+            firsts = begins[:-1][is_cut]
             order = numpy.lexsort((cuts[1], cuts[0]))
             table[0, firsts] += cuts[1][order]
             table[1, firsts] = (cuts[2] - cuts[1])[order]
+            _sort_cut(table, tensors, begins, is_cut)
         return table_digest(names, table)
 
     def _names(self, frame: Frame, numbers: Table) -> tuple[str, Table]:
@@ -268,6 +270,32 @@ class CutDigests:
             known = key, digest_bytes(msgspec.msgpack.encode(tensors)), places
             self._known[frame.digest] = known
         return known[1], known[2]
+
+
+def _sort_cut(
+    table: Table, tensors: Sequence[HeldTensor], begins: Table, is_cut: numpy.typing.NDArray[numpy.bool_]
+) -> None:
+    """Put the boxes of each tensor that is cut in the order of their offsets.
+
+    Rows cut off the first of two boxes that lie side by side begin below the second one.
+    """
+    end = 0
+    for place in numpy.flatnonzero(is_cut).tolist():
+        if place < end:
+            continue
+        first, end = place, place + 1
+        while first and _is_same(tensors[first - 1], tensors[place]):
+            first -= 1
+        while end < len(tensors) and _is_same(tensors[end], tensors[place]):
+            end += 1
+        if end - first > 1:
+            run = table[:, begins[first] : begins[end]].reshape(2, end - first, -1)
+            order = numpy.lexsort(run[0].T[::-1])
+            table[:, begins[first] : begins[end]] = run[:, order].reshape(2, -1)
+
+
+def _is_same(one: HeldTensor, other: HeldTensor) -> bool:
+    return (one.item, one.name) == (other.item, other.name)
 
 
 def _columns(frame: Frame, table: Table) -> Columns:
