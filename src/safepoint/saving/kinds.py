@@ -8,14 +8,23 @@ Spec: F7.6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from safepoint.errors import AbortedError
+from safepoint.saving.layout import Columns
 
 _MOST_LISTED = 8
 
 
-def find_kind(states: Mapping[int, str], declared: Mapping[int, str], *, item: str, is_in_parts: bool) -> str:
+def find_kind(
+    states: Mapping[int, str],
+    declared: Mapping[int, str],
+    *,
+    item: str,
+    is_in_parts: bool,
+    trees: Mapping[int, str],
+    layouts: Sequence[Columns],
+) -> str:
     """Return the kind of an item.
 
     Args:
@@ -23,6 +32,8 @@ def find_kind(states: Mapping[int, str], declared: Mapping[int, str], *, item: s
         declared: The kind that each of these ranks declares, or nothing.
         item: The item's name.
         is_in_parts: Whether a tensor of the item is held in parts.
+        trees: The digest of the plain tree of each of these ranks, unless it may depend on what else the rank holds.
+        layouts: The layout of each rank of the job.
 
     Raises:
         AbortedError: The ranks declare different kinds, or hold what contradicts the declared one.
@@ -35,9 +46,14 @@ def find_kind(states: Mapping[int, str], declared: Mapping[int, str], *, item: s
     else:
         found = "global" if len(distinct) == 1 else "per_rank"
     kind = _agreed(declared, item)
+    unlike: list[int] = []
+    if found == "per_rank":
+        unlike = _unlike(states)
+    elif found == "replicated" and kind == "replicated":
+        unlike = _unlike(trees) or _unlike(_names(item, states, layouts))
     contradicts = {
         "per_rank": found in ("sharded", "replicated"),
-        "replicated": found in ("sharded", "per_rank"),
+        "replicated": found == "sharded" or bool(unlike),
         "sharded": found != "sharded",
     }
     if contradicts.get(kind, False):
@@ -45,7 +61,7 @@ def find_kind(states: Mapping[int, str], declared: Mapping[int, str], *, item: s
             f"an item that is declared {kind} is not so",
             where=item,
             expected=_EXPECTED[kind],
-            found=_told(found, states),
+            found=_told(found, unlike, min(states)),
             remedy=f"Find what makes it so, or register it without {kind}().",
         )
     return kind if kind == "per_rank" else found
@@ -74,11 +90,24 @@ def _agreed(declared: Mapping[int, str], item: str) -> str:
     return next(iter(first))
 
 
-def _told(found: str, states: Mapping[int, str]) -> str:
-    """Return the kind that was found, and where states differ the ranks that are unlike the lowest one."""
-    reference = states[min(states)]
-    others = [rank for rank in sorted(states) if states[rank] != reference]
-    if found != "per_rank":
+def _names(item: str, holders: Iterable[int], layouts: Sequence[Columns]) -> dict[int, frozenset[str]]:
+    """Return the names of the tensors that each of some ranks holds of an item."""
+    frames = {layouts[rank].frame.digest: layouts[rank].frame for rank in holders}
+    names = {
+        digest: frozenset(tensor.name for tensor in frame.tensors if tensor.item == item)
+        for digest, frame in frames.items()
+    }
+    return {rank: names[layouts[rank].frame.digest] for rank in holders}
+
+
+def _unlike(held: Mapping[int, Hashable]) -> list[int]:
+    """Return the ranks that hold something else than the lowest one."""
+    return [rank for rank in sorted(held) if held[rank] != held[min(held)]]
+
+
+def _told(found: str, unlike: Sequence[int], first: int) -> str:
+    """Return the kind that was found, or which ranks are unlike the lowest one."""
+    if not unlike:
         return found
-    more = f" and {len(others) - _MOST_LISTED} more" if len(others) > _MOST_LISTED else ""
-    return f"another state on rank {', '.join(map(str, others[:_MOST_LISTED]))}{more} than on rank {min(states)}"
+    more = f" and {len(unlike) - _MOST_LISTED} more" if len(unlike) > _MOST_LISTED else ""
+    return f"another state on rank {', '.join(map(str, unlike[:_MOST_LISTED]))}{more} than on rank {first}"

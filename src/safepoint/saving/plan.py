@@ -380,11 +380,12 @@ def _planned_items(offers: Sequence[_Offer], layouts: Sequence[Columns]) -> dict
     planned = {}
     for name, held in holders.items():
         type_name = check_types({rank: item.type for rank, item in held.items()}, item=name)
-        is_one_tree = len({item.tree for item in held.values()}) == 1
+        trees = {rank: item.tree for rank, item in held.items()}
         states = {rank: item.state for rank, item in held.items()}
         kinds = {rank: item.kind for rank, item in held.items()}
-        kind = find_kind(states, kinds, item=name, is_in_parts=name in in_parts)
-        keeper = min(held) if is_one_tree and kind != "per_rank" else None
+        compared = {} if type_name in _DIVIDED else trees
+        kind = find_kind(states, kinds, item=name, is_in_parts=name in in_parts, trees=compared, layouts=layouts)
+        keeper = min(held) if len(set(trees.values())) == 1 and kind != "per_rank" else None
         ranks = None if len(held) == len(offers) else tuple(sorted(held))
         divisions = tuple(sorted({item.division for item in held.values()}))
         planned[name] = PlannedItem(type_name, kind, keeper, ranks, divisions)

@@ -32,16 +32,21 @@ def saved(
         length = WORLD * 4
         start, stop = (number * 4, number * 4 + 4) if is_cut else (0, length)
         held = Held("table", type_name, plain[number], [box("w", weights_at(5, length), start, stop)])
-        items = capture([held])  # type: ignore[list-item]
-        progress = ProgressRecord(5, 5, 5, 0, 0, 0)
-        snapshot = Snapshot(progress, items, CONDITIONS, {}, None, "exact", kinds=kinds[number])
-        try:
-            rank.saver.save(rank.membership.require(), lambda: snapshot, SaveHandle(is_explicit=True))
-        except SafepointError as exc:
-            return exc
-        return None
+        return failure(rank, held, kinds[number])
 
     return [outcome.returned() for outcome in job.run(act)], manifests(job.storage)  # type: ignore[misc]
+
+
+def failure(rank: Rank, held: Held, kinds: dict[str, str]) -> SafepointError | None:
+    """Save one item on one rank; return the error."""
+    items = capture([held])  # type: ignore[list-item]
+    progress = ProgressRecord(5, 5, 5, 0, 0, 0)
+    snapshot = Snapshot(progress, items, CONDITIONS, {}, None, "exact", kinds=kinds)
+    try:
+        rank.saver.save(rank.membership.require(), lambda: snapshot, SaveHandle(is_explicit=True))
+    except SafepointError as exc:
+        return exc
+    return None
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,29 @@ def test_what_contradicts_a_declared_kind_is_refused_by_name_on_all_ranks(
     errors, committed = saved(plain, declared, type_name=type_name, is_cut=is_cut)
     assert committed == [] and same([str(error) for error in errors])
     assert isinstance(errors[0], AbortedError) and told in str(errors[0]) and errors[0].where == "table"
+
+
+@pytest.mark.parametrize(
+    ("type_name", "plain", "names"),
+    [("plain", [1, 1, 2], ["w", "w", "w"]), ("module", [1, 1, 1], ["w", "w", "v"])],
+    ids=["a dict with distributed tensors, another value", "a module, another tensor"],
+)
+def test_ranks_that_hold_other_values_or_tensors_are_not_replicas(
+    type_name: str, plain: list[int], names: list[str]
+) -> None:
+    """Spec: F7.6"""
+    job = Ranks(WORLD)
+
+    def act(rank: Rank) -> list[SafepointError | None]:
+        number = rank.thread.rank
+        tensors = [box(names[number], weights_at(5), 0, len(weights_at(5)))]
+        held = Held("table", type_name, plain[number], tensors, division="replicate")
+        return [failure(rank, held, kinds) for kinds in ({}, {"table": "replicated"})]
+
+    for undeclared, error in (outcome.returned() for outcome in job.run(act)):  # type: ignore[misc]
+        assert undeclared is None and isinstance(error, AbortedError)
+        assert "another state on rank 2 than on rank 0" in str(error)
+    assert len(manifests(job.storage)) == 1
 
 
 def test_an_object_is_registered_with_its_kind_and_a_module_is_no_ranks_own() -> None:
