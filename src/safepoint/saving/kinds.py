@@ -46,15 +46,18 @@ def find_kind(
     else:
         found = "global" if len(distinct) == 1 else "per_rank"
     kind = _agreed(declared, item)
+    names = _names(item, states, layouts) if kind and found == "replicated" else {}
     unlike: list[int] = []
-    if found == "per_rank":
+    if kind and found == "per_rank":
         unlike = _unlike(states)
-    elif found == "replicated" and kind == "replicated":
-        unlike = _unlike(trees) or _unlike(_names(item, states, layouts))
+    elif kind == found == "replicated":
+        unlike = _unlike(trees) or _unlike(names)
+    # An optimizer that has made no step has nothing that could be in parts.
+    is_bare = bool(names) and not any(names.values())
     contradicts = {
         "per_rank": found in ("sharded", "replicated"),
         "replicated": found == "sharded" or bool(unlike),
-        "sharded": found != "sharded",
+        "sharded": found != "sharded" and not is_bare,
     }
     if contradicts.get(kind, False):
         raise AbortedError(
@@ -102,7 +105,8 @@ def _names(item: str, holders: Iterable[int], layouts: Sequence[Columns]) -> dic
 
 def _unlike(held: Mapping[int, Hashable]) -> list[int]:
     """Return the ranks that hold something else than the lowest one."""
-    return [rank for rank in sorted(held) if held[rank] != held[min(held)]]
+    expected = held[min(held)] if held else None
+    return [rank for rank in sorted(held) if held[rank] != expected]
 
 
 def _told(found: str, unlike: Sequence[int], first: int) -> str:

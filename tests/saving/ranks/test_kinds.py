@@ -114,6 +114,14 @@ def test_ranks_that_hold_other_values_or_tensors_are_not_replicas(
     assert len(manifests(job.storage)) == 1
 
 
+def test_an_optimizer_that_has_made_no_step_is_no_contradiction_to_parts() -> None:
+    """Spec: F7.6"""
+    job = Ranks(WORLD)
+    held = Held("table", "optimizer", {"state": {}})
+    errors = [outcome.returned() for outcome in job.run(lambda rank: failure(rank, held, {"table": "sharded"}))]
+    assert errors == [None] * WORLD and len(manifests(job.storage)) == 1
+
+
 def test_an_object_is_registered_with_its_kind_and_a_module_is_no_ranks_own() -> None:
     registry, noise = Registry(), torch.Generator()
     registry.add("noise", sp.per_rank(noise))
