@@ -55,6 +55,18 @@ class Image:
                 _run(["umount", "--lazy", str(folder)])
         assert answer.returncode == 0, answer.stderr
 
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Mount the file system read-only where it is, and writable again at the end; no file may be open to write."""
+        folder = str(self.file.with_suffix(".mounted"))
+        answer = _run(["mount", "-o", "remount,ro", folder])
+        assert answer.returncode == 0, answer.stderr
+        try:
+            yield
+        finally:
+            answer = _run(["mount", "-o", "remount,rw", folder])
+        assert answer.returncode == 0, answer.stderr
+
     def repair(self) -> None:
         """Let the file system's own tool correct what an abort left."""
         if self.kind == "ext4":

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from safepoint.catalog import read_lineage
 from safepoint.errors import OutcomeUnknownError, StorageError
 from safepoint.storage.base import Storage
 from safepoint.storage.local import LocalStorage
@@ -171,6 +172,20 @@ def lose_in_the_middle(image: Image, act: Callable[[Path], None], verb: str, cou
     image.repair()
     with image.mounted() as folder:
         check_resumes_heavy(folder / "run", *allowed)
+
+
+def test_a_start_on_a_read_only_mount_is_refused_and_goes_on_once_it_is_writable(image: Image) -> None:
+    """Readers need no right to write: the newest checkpoint is found all the same."""
+    with image.mounted(skips=True) as folder:
+        job = heavy_job(folder / "run")
+        job.start()
+        job.live(1, 2)
+        job.end()
+        with image.read_only():
+            with pytest.raises(StorageError, match="the file system is read-only"):
+                heavy_job(folder / "run").start()
+            assert read_lineage(LocalStorage(folder / "run")).newest == 1
+        check_resumes_heavy(folder / "run", 2)
 
 
 # The folder is made; the data file and the index are created; the manifest is published and its name synced.
