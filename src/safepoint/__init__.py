@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from safepoint.state.kinds import replicated as replicated
     from safepoint.state.kinds import sharded as sharded
     from safepoint.state.probe import Probe as Probe
+    from safepoint.stats import SaveCost as SaveCost
+    from safepoint.stats import Stats as Stats
+    from safepoint.stats import StepTimes as StepTimes
 
 __version__ = "0.1.0"
 
@@ -79,11 +82,14 @@ _HOMES = {
     "RestoreReport": "safepoint.restoring.outcome",
     "Run": "safepoint.run",
     "SafepointError": "safepoint.errors",
+    "SaveCost": "safepoint.stats",
     "SaveHandle": "safepoint.saving.background",
     "SaveResult": "safepoint.saving.context",
     "Schedule": "safepoint.schedule",
     "sharded": "safepoint.state.kinds",
     "Signals": "safepoint.signals",
+    "Stats": "safepoint.stats",
+    "StepTimes": "safepoint.stats",
     "StorageError": "safepoint.errors",
     "TornSnapshotError": "safepoint.errors",
 }

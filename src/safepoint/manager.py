@@ -41,6 +41,7 @@ from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
 from safepoint.state.registry import Registry
 from safepoint.state.steps import StepMonitor
+from safepoint.stats import Stats
 from safepoint.stop import Stop
 from safepoint.storage.base import Storage
 from safepoint.storage.url import open_storage
@@ -176,6 +177,11 @@ class CheckpointManager:
         """Return what the process should end with: 0; 75 after a save on a signal; 128 + its number without one."""
         return self._stop.exit_code
 
+    @property
+    def stats(self) -> Stats:
+        """Return what saving has cost this process so far: each save, and steps with and without one beside them."""
+        return self._saver.costs.stats()
+
     def checkpoints(self) -> list[Checkpoint]:
         """Return the usable checkpoints of the run, newest first."""
         return list_checkpoints(self._storage) if self._storage.root_exists() else []
@@ -257,6 +263,7 @@ class CheckpointManager:
             SystemExit: After a signal: see `on_signals`.
         """
         session = self._membership.require()
+        self._saver.costs.end_step()
         self._due.metrics = numbers = as_numbers(metrics)
         self._placement.disarm()
         ids = self._boundary.last_ids() if self._evidence.is_watched else {}
@@ -267,6 +274,7 @@ class CheckpointManager:
         self._evidence.show_update(self.progress.step, numbers, ids)
         self._saver.raise_owed(waits=False)
         self._due.after_update()
+        self._saver.costs.begin_step(is_beside=self._saver.is_saving)
 
     def end_epoch(self) -> None:
         """Close the epoch whose last update is done: after the per-epoch scheduler step and validation.

@@ -36,6 +36,7 @@ from safepoint.saving.context import SaveContext, SaveResult, StagedSave, Worksp
 from safepoint.saving.plan import Planner
 from safepoint.saving.save import begin, finish
 from safepoint.schedule import DueClock, Schedule
+from safepoint.stats import Costs, Running
 from safepoint.stop import Stop
 from safepoint.storage.base import Storage
 
@@ -98,6 +99,7 @@ class Saver:
         self._last_step, self._last_time = 0, ambient.monotonic()
         self._was_due = False
         self.committed_step: int | None = None
+        self.costs = Costs(ambient)
         # When the save in flight began, and how long the last committed one took.
         self._began_s = self._took_s = 0.0
 
@@ -114,6 +116,11 @@ class Saver:
     def is_alone(self) -> bool:
         """Return whether there are no other ranks."""
         return self._group.world_size == 1
+
+    @property
+    def is_saving(self) -> bool:
+        """Return whether a save is in flight."""
+        return self._thread.is_busy
 
     @property
     def is_asked(self) -> bool:
@@ -176,6 +183,17 @@ class Saver:
         Raises:
             SafepointError: This save or the one before failed, and the policy is to raise.
         """
+        with self.costs.blocked() as running:
+            self._save(session, snapshot, handle, running, on_agreed)
+
+    def _save(
+        self,
+        session: RankSession,
+        snapshot: Callable[[], Snapshot],
+        handle: SaveHandle,
+        running: Running,
+        on_agreed: Callable[[Snapshot], None],
+    ) -> None:
         try:
             self.raise_owed(waits=True, is_explicit=handle.is_explicit)
         except BaseException as exc:
@@ -213,9 +231,9 @@ class Saver:
             return
         if self._is_background:
             handle.mark_staged()
-            self._thread.launch(handle, lambda: self._finish(context, session, staged))
+            self._thread.launch(handle, lambda: self._finish(context, session, staged, running))
             return
-        handle.run(lambda: self._finish(context, session, staged))
+        handle.run(lambda: self._finish(context, session, staged, running))
         handle.mark_staged()
         self._own_up(handle, is_explicit=handle.is_explicit)
 
@@ -259,13 +277,14 @@ class Saver:
         elapsed_s = self._ambient.monotonic() - self._began_s
         return self._took_s + (max(0.0, self._took_s - elapsed_s) if self._thread.is_busy else 0.0)
 
-    def _finish(self, context: SaveContext, session: RankSession, staged: StagedSave) -> SaveResult:
+    def _finish(self, context: SaveContext, session: RankSession, staged: StagedSave, running: Running) -> SaveResult:
         try:
             result = finish(context, staged)
         except OutcomeUnknownError:
             self._unknown.add(str(staged.generation))
             raise
         self._took_s, self.committed_step = self._ambient.monotonic() - self._began_s, result.step
+        self.costs.note(running, result)
         if self._group.rank == 0:
             session.journal.event("committed", generation=result.generation, step=result.step)
         self._retain_together(session, result.generation)

@@ -31,6 +31,7 @@ LAYERS = (
     ("catalog", "state", "data", "faults", "journal"),
     ("joining", "passes"),
     ("saving", "restoring", "retention", "schedule", "planning", "boundary", "evidence", "checkpoints"),
+    ("stats",),
     ("saver", "conditions", "membership", "source"),
     ("due", "settings"),
     ("iteration", "enrolment", "restoration"),

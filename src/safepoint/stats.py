@@ -1,0 +1,149 @@
+"""What saving costs: how long each save held the training up, and how long steps take with and without one beside them.
+
+Of this process alone, since its start. The newest saves and steps are kept, so that memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from safepoint.ambient import Ambient
+from safepoint.saving.context import SaveResult
+
+_KEPT_SAVES = 256
+_KEPT_STEPS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCost:
+    """Tell what one committed save cost.
+
+    `blocked_s` is how long the training stood still for it, the wait for the save before it included. `total_s` is from
+    its beginning until it was committed. `phases_s` are the seconds of each phase, and `size_bytes` what all ranks
+    stored, as in `SaveResult`.
+    """
+
+    step: int
+    generation: str
+    blocked_s: float
+    total_s: float
+    size_bytes: int
+    phases_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Tell how long steps took, each from the end of one `after_update` to the beginning of the next, in seconds.
+
+    `count` are all of them; the other numbers are of the newest 4,096, and 0 where there is none.
+    """
+
+    count: int = 0
+    median_s: float = 0.0
+    p99_s: float = 0.0
+    longest_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Tell what saving has cost this process so far.
+
+    `saves` are the newest 256 that were committed, oldest first. `steps` began with no save in flight,
+    `steps_beside_a_save` with one.
+    """
+
+    saves: tuple[SaveCost, ...] = ()
+    steps: StepTimes = StepTimes()
+    steps_beside_a_save: StepTimes = StepTimes()
+
+
+@dataclass(slots=True)
+class Running:
+    """Follow the cost of one save; `blocked_s` is known when the training goes on, the rest once it is committed."""
+
+    began_s: float
+    blocked_s: float | None = None
+    total_s: float = 0.0
+    result: SaveResult | None = None
+
+
+@dataclass(slots=True)
+class _Steps:
+    count: int = 0
+    newest_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.newest_s.append(seconds)
+
+    def times(self) -> StepTimes:
+        ordered = sorted(self.newest_s)
+        if not ordered:
+            return StepTimes()
+        return StepTimes(self.count, _rank(ordered, 0.5), _rank(ordered, 0.99), ordered[-1])
+
+
+class Costs:
+    """Keep the costs of one manager's saves and the times of its steps.
+
+    Args:
+        ambient: The clock.
+    """
+
+    def __init__(self, ambient: Ambient) -> None:
+        self._ambient = ambient
+        self._saves: deque[Running] = deque(maxlen=_KEPT_SAVES)
+        self._alone, self._beside = _Steps(), _Steps()
+        self._step_began_s: float | None = None
+        self._is_beside = False
+
+    @contextmanager
+    def blocked(self) -> Iterator[Running]:
+        """Count the time of this block as that for which a save holds the training up."""
+        running = Running(self._ambient.monotonic())
+        try:
+            yield running
+        finally:
+            running.blocked_s = self._ambient.monotonic() - running.began_s
+
+    def note(self, running: Running, result: SaveResult) -> None:
+        """Keep a save that was committed; from any thread."""
+        running.total_s, running.result = self._ambient.monotonic() - running.began_s, result
+        self._saves.append(running)
+
+    def end_step(self) -> None:
+        """Take the time of the step that ends here, if it was seen to begin."""
+        if self._step_began_s is not None:
+            (self._beside if self._is_beside else self._alone).add(self._ambient.monotonic() - self._step_began_s)
+        self._step_began_s = None
+
+    def begin_step(self, *, is_beside: bool) -> None:
+        """Begin a step, with a save in flight or without."""
+        self._step_began_s, self._is_beside = self._ambient.monotonic(), is_beside
+
+    def stats(self) -> Stats:
+        """Return what is known now; a save is told once it is committed and the training has gone on."""
+        return Stats(
+            tuple(
+                _cost(one, one.result, one.blocked_s)
+                for one in list(self._saves)
+                if one.result and one.blocked_s is not None
+            ),
+            self._alone.times(),
+            self._beside.times(),
+        )
+
+
+def _cost(running: Running, result: SaveResult, blocked_s: float) -> SaveCost:
+    return SaveCost(
+        result.step, result.generation, blocked_s, running.total_s, result.size_bytes, dict(result.timings_s)
+    )
+
+
+def _rank(ordered: list[float], part: float) -> float:
+    """Return the smallest value that at least this part of all values does not exceed."""
+    return ordered[math.ceil(part * len(ordered)) - 1]

@@ -1,0 +1,109 @@
+"""What a manager tells of the cost of saving, by a clock that only the test and the storage move."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import safepoint as sp
+from safepoint.storage.memory import MemoryStorage, MemoryWriter
+from safepoint.testing.ambient import FakeAmbient, FakeWorld
+
+
+class TimedStorage(MemoryStorage):
+    """Take two seconds for each object that is created, once it may go on."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        super().__init__()
+        self._world = world
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.is_full = False
+
+    def create(self, path: str, *, size_bytes: int = 0) -> MemoryWriter:
+        assert self.goes_on.wait(60)
+        if self.is_full:
+            raise sp.StorageError("no room", where=path)
+        self._world.seconds += 2.0
+        return super().create(path, size_bytes=size_bytes)
+
+
+def start(world: FakeWorld, storage: TimedStorage, **options: object) -> tuple[torch.nn.Linear, sp.CheckpointManager]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    ambient = FakeAmbient(world, pid=1)
+    manager = sp.CheckpointManager(
+        "unused", {"model": model}, storage=storage, ambient=ambient, signals=None, **options
+    )
+    manager.restore()
+    return model, manager
+
+
+def step(world: FakeWorld, manager: sp.CheckpointManager, seconds: float) -> None:
+    world.seconds += seconds
+    manager.after_update(samples=1)
+
+
+def test_a_save_at_the_boundary_blocks_for_as_long_as_it_takes() -> None:
+    world = FakeWorld()
+    storage = TimedStorage(world)
+    _, manager = start(world, storage)
+    step(world, manager, 1.0)
+    handle = manager.save()
+    (cost,) = manager.stats.saves
+    # The data file and the index, two seconds each, and no time for anything else.
+    assert (cost.step, cost.blocked_s, cost.total_s) == (1, 4.0, 4.0)
+    assert cost.phases_s["write"] == 4.0
+    assert handle.result is not None
+    assert (cost.generation, cost.size_bytes) == (handle.result.generation, handle.result.size_bytes)
+    manager.close()
+
+
+def test_a_background_save_blocks_for_its_copy_alone() -> None:
+    world = FakeWorld()
+    storage = TimedStorage(world)
+    _, manager = start(world, storage, background=True)
+    step(world, manager, 1.0)
+    storage.goes_on.clear()
+    first = manager.save()
+    assert manager.stats.saves == ()
+    world.seconds += 5.0
+    storage.goes_on.set()
+    first.wait(deadline_s=60)
+    (cost,) = manager.stats.saves
+    assert (cost.blocked_s, cost.total_s) == (0.0, 9.0)
+    manager.close()
+
+
+def test_steps_are_told_apart_by_whether_a_save_was_in_flight_when_they_began() -> None:
+    world = FakeWorld()
+    storage = TimedStorage(world)
+    _, manager = start(world, storage, background=True, save=sp.every(updates=5))
+    for seconds in (100.0, 1.0, 2.0, 3.0):
+        step(world, manager, seconds)
+    storage.goes_on.clear()
+    step(world, manager, 4.0)
+    step(world, manager, 7.0)
+    storage.goes_on.set()
+    manager.wait()
+    # The first step was not seen to begin. The save began at the end of the fifth.
+    stats = manager.stats
+    assert stats.steps == sp.StepTimes(count=4, median_s=2.0, p99_s=4.0, longest_s=4.0)
+    assert stats.steps_beside_a_save == sp.StepTimes(count=1, median_s=7.0, p99_s=7.0, longest_s=7.0)
+    manager.close()
+
+
+def test_a_save_that_fails_is_not_told() -> None:
+    world = FakeWorld()
+    storage = TimedStorage(world)
+    _, manager = start(world, storage, save=sp.every(updates=1))
+    step(world, manager, 1.0)
+    storage.is_full = True
+    with pytest.warns(RuntimeWarning, match="no room"):
+        step(world, manager, 1.0)
+    storage.is_full = False
+    step(world, manager, 1.0)
+    assert [cost.step for cost in manager.stats.saves] == [1, 3]
+    manager.close()
