@@ -210,7 +210,9 @@ def _agreement(context: SaveContext, save: StagedSave, division: Division, diffe
             "ranks that hold the same tensor hold different values",
             where=difference,
             remedy="Find what changed it on one rank alone, or go back to the last checkpoint on all ranks. Where it "
-            "is a buffer that DistributedDataParallel hands out, register that wrapper in place of the module in it.",
+            "is a buffer that DistributedDataParallel hands out, register that wrapper in place of the module in it. "
+            "Where it is each rank's own (BatchNorm under fully_shard), let the layer keep it alike, as SyncBatchNorm "
+            "does, or save the lowest rank's with on_disagreement='warn'.",
         )
     if difference:
         _log.warning(
