@@ -6,12 +6,13 @@ import faulthandler
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import safepoint as sp
 from safepoint.ambient import SystemAmbient
 from safepoint.errors import RequestError
 from safepoint.group.solo import SoloGroup
@@ -32,10 +33,35 @@ def untouched() -> Iterator[None]:
     assert after == before
 
 
-def listening(setting: Signals) -> Stop:
-    stop = Stop(setting, SoloGroup(), SystemAmbient())
+class Clock(SystemAmbient):
+    """A clock that a test moves on."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+
+def listening(setting: Signals, ambient: SystemAmbient | None = None) -> Stop:
+    stop = Stop(setting, SoloGroup(), ambient or SystemAmbient())
     stop.listen(deadline_s=1.0)
     return stop
+
+
+def wait_until(reached: Callable[[], object]) -> None:
+    """Wait for another thread, and let handlers run meanwhile."""
+    for _ in range(6000):
+        if reached():
+            return
+        signal.sigtimedwait([], 0.01)
+    raise AssertionError("it does not come about")
+
+
+def be_saved(stop: Stop) -> None:
+    order = stop.decide(needs_s=0.0)
+    assert order is not None
+    stop.follow(order, step=1, needs_s=0.0)
+    stop.conclude(is_committed=True)
 
 
 def test_the_first_signal_is_noted_and_obeyed_once_at_a_boundary() -> None:
@@ -64,13 +90,71 @@ def test_a_signal_that_no_boundary_has_followed_is_sent_anew_at_the_end() -> Non
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
+def test_a_signal_that_an_exception_has_overtaken_reaches_whoever_goes_on(tmp_path: Path) -> None:
+    met: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: met.append(number))
+    setting = on_signals("USR1", grace_s=0.5)
+    with pytest.raises(KeyError), sp.CheckpointManager(tmp_path, {"counts": {"n": 0}}, signals=setting):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        raise KeyError
+    wait_until(lambda: len(met) == 2)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_a_second_interrupt_takes_the_wish_back_and_the_next_one_asks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, taken = listening(on_signals("INT")), []
+    withdraw = stop.withdraw
+
+    def watched(number: int) -> None:
+        withdraw(number)
+        taken.append(threading.current_thread() is threading.main_thread())
+
+    monkeypatch.setattr(stop, "withdraw", watched)
+    for _ in range(2):
+        taken.clear()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.decide(needs_s=0.0) is not None
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        wait_until(lambda: sorted(taken) == [False, True])
+        assert stop.decide(needs_s=0.0) is None and stop.left_s() is None
+    os.kill(os.getpid(), signal.SIGINT)
+    be_saved(stop)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    stop.close()
+
+
+def test_a_signal_after_the_last_save_gets_its_way_when_the_grace_period_is_over() -> None:
+    class Ended(Exception):
+        pass
+
+    def end(number: int, frame: object) -> None:
+        raise Ended
+
+    signal.signal(signal.SIGUSR1, end)
+    clock = Clock()
+    stop = listening(on_signals("USR1", grace_s=1000.0), clock)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    be_saved(stop)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    with pytest.raises(Ended):
+        clock.ahead_s = 1001.0
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until(lambda: False)
+    stop.close()
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
 def test_several_managers_of_a_process_hear_a_signal_and_the_last_one_puts_it_back() -> None:
     first, second = listening(on_signals("USR1")), listening(on_signals("USR1", "USR2"))
     relay = signal.getsignal(signal.SIGUSR1)
     assert isinstance(relay, SignalRelay) and signal.getsignal(signal.SIGUSR2) is relay
     first.close()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert first.decide(needs_s=0.0) is None and second.decide(needs_s=0.0) is not None
+    assert first.decide(needs_s=0.0) is None
+    be_saved(second)
     second.close()
 
 
@@ -96,7 +180,7 @@ def test_a_handler_that_is_installed_later_takes_the_place() -> None:
     assert stop.decide(needs_s=0.0) is None
     signal.signal(signal.SIGUSR1, relay)
     assert relay._hand_over(signal.SIGUSR1) == signal.SIGUSR1
-    assert stop.decide(needs_s=0.0) is not None
+    be_saved(stop)
     stop.close()
 
 

@@ -3,7 +3,8 @@
 1. The system itself tells a thread of ours, also while the main thread is inside a call that lasts. The handler, which
    Python runs in the main thread at its next instruction, notes the signal, wakes that thread, and waits for nothing.
 2. A handler that the program had installed runs too, at once. What it raises, such as an exit, waits for the save.
-3. Where no boundary is reached within the grace period, the process ends as it would have without safepoint.
+3. Where no boundary is reached within the grace period, the process ends as it would have without safepoint. So it
+   does on a signal that comes after the last save and after the grace period.
 4. All of it is of the process that installed it: a child that is forked off finds every signal as it was before.
 5. One relay serves all managers of a process. It is found in the interpreter's own table of handlers.
 6. A signal that is ignored stays so, and a handler that was not installed from Python stays in its place.
@@ -33,9 +34,9 @@ STOPPED_EXIT_CODE = 75
 
 _CATCHABLE = ("TERM", "USR1", "USR2", "INT", "HUP", "QUIT", "XCPU")
 _READ_BYTES = 4096
-# On the line to the thread: no signal has this number, and none is as large as that one.
+# On the line to the thread: no signal has this number, and no signal that is waited with is as large as those.
 _END = b"\0"
-_BY_HANDLER = 128
+_NUMBERS, _BY_HANDLER, _TAKEN_BACK = 63, 128, 192
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +106,9 @@ class Listener(Protocol):
     def spread(self) -> None:
         """Tell whoever else has to know, once; called in the relay's thread."""
 
+    def withdraw(self, number: int) -> None:
+        """Forget a signal that has got its way before a boundary; called in the main thread, and in the relay's."""
+
     def owe(self, error: BaseException) -> None:
         """Keep what the program's own handler raised, to raise it when there is nothing more to wait for."""
 
@@ -121,6 +125,10 @@ class Listener(Protocol):
     @property
     def is_saving(self) -> bool:
         """Return whether the last save is at work."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether the last save has ended, and the grace period too."""
 
 
 class SignalRelay:
@@ -152,9 +160,7 @@ class SignalRelay:
         self._tell(bytes([_BY_HANDLER + number]))
         previous = self._previous[number]
         if previous is signal.default_int_handler:
-            is_again, self._interrupted = number in self._interrupted, self._interrupted | {number}
-            if is_again and not any(one.is_saving for one in listeners):
-                previous(number, frame)
+            self._interrupt(number, frame, listeners)
         elif callable(previous):
             try:
                 previous(number, frame)
@@ -194,6 +200,18 @@ class SignalRelay:
             return
         self._previous[number] = previous
         signal.signal(number, self)
+
+    def _interrupt(self, number: int, frame: FrameType | None, listeners: Sequence[Listener]) -> None:
+        """Ask at the first interrupt; the next one interrupts and takes that back, so that a prompt can ask anew."""
+        if number not in self._interrupted and not any(one.is_served for one in listeners):
+            self._interrupted.add(number)
+        elif not any(one.is_saving for one in listeners):
+            self._interrupted.discard(number)
+            for listener in listeners:
+                listener.withdraw(number)
+            # The thread may have yet to hear of both.
+            self._tell(bytes([_TAKEN_BACK + number]))
+            signal.default_int_handler(number, frame)
 
     def _restore(self) -> None:
         for number, previous in self._previous.items():
@@ -240,7 +258,7 @@ class SignalRelay:
                 latest = self._hand_over(number) or latest
             wait_s = self._left_s()
             if wait_s is not None and wait_s <= 0:
-                self._let_go(latest)
+                self._let_go(latest, "no boundary was reached in time, and nothing is saved")
                 wait_s = None
 
     def _hand_over(self, byte: int) -> int:
@@ -249,13 +267,19 @@ class SignalRelay:
         The system writes of every signal that Python handles, also of one for which the program has installed another
         handler since.
         """
-        number = byte % _BY_HANDLER
-        if byte < _BY_HANDLER and signal.getsignal(number) is not self:
+        number = byte & _NUMBERS
+        if not number or (byte < _BY_HANDLER and signal.getsignal(number) is not self):
             return 0
         listeners = list(self._listening(number))
         for listener in listeners:
+            if byte >= _TAKEN_BACK:
+                listener.withdraw(number)
+                continue
             listener.receive(number)
             listener.spread()
+        is_interrupt = self._previous.get(number) is signal.default_int_handler
+        if listeners and not is_interrupt and not self._is_over and all(one.is_spent for one in listeners):
+            self._let_go(number, "the last save and the grace period have ended")
         return number if listeners else 0
 
     def _arrived(self, wait_s: float | None) -> bytes:
@@ -272,10 +296,10 @@ class SignalRelay:
             return None
         return max((one for one in left if one is not None), default=None)
 
-    def _let_go(self, number: int) -> None:
-        """End the process as without safepoint: the main thread does not come to a boundary."""
+    def _let_go(self, number: int, why: str) -> None:
+        """End the process as without safepoint."""
         self._is_over = True
-        _log.warning("%s: no boundary was reached in time, and nothing is saved", name_of(number))
+        _log.warning("%s: %s", name_of(number), why)
         if self._previous[number] is signal.SIG_DFL:
             # Python lets only the main thread put a disposition back, and that one does not come to it.
             put_back = ctypes.CDLL(None).signal

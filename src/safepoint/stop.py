@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 
 import msgspec
 
@@ -33,6 +35,8 @@ _TOPIC = "stop"
 # A wish that does not get through must not keep the thread from seeing the grace period end.
 _TELLING_SHARE = 0.25
 _LOOK_EVERY_S = 0.5
+# Whoever sees the exception that ended a training has this part of the grace period.
+_OVERTAKEN_SHARE = 0.1
 # What a shell adds to the number of the signal that ended a process.
 _ENDED_BY_SIGNAL = 128
 
@@ -104,21 +108,42 @@ class Stop:
             self._relay = listen(self)
 
     def close(self) -> None:
-        """Hear no more. Idempotent."""
+        """Hear no more. Idempotent.
+
+        A signal that no boundary has followed gets its way soon: a program that goes on after an exception must not
+        lose it. An interrupt asked for the end of the training alone, which has come.
+        """
         relay, self._relay = self._relay, None
-        if relay is not None:
-            relay.remove(self)
+        if relay is None:
+            return
+        relay.remove(self)
+        if self.setting is not None and self._order is None and self._number not in (0, signal.SIGINT):
+            later = threading.Timer(self.setting.grace_s * _OVERTAKEN_SHARE, self.get_its_way)
+            later.name, later.daemon = "safepoint-signals", True
+            later.start()
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether the last save has ended, and the grace period too."""
+        elapsed_s = self._ambient.monotonic() - self._since_s
+        return self.should_stop and self.setting is not None and elapsed_s > self.setting.grace_s
 
     def get_its_way(self) -> None:
-        """Send the process anew, after the training's own end, a signal that found no boundary any more."""
-        if self._number and self._order is None and self._ambient.pid() == self._pid:
-            os.kill(self._pid, self._number)
+        """Send the process anew, once, after the training's end, a signal that found no boundary any more."""
+        number, self._number = self._number, 0
+        if number and self._order is None and self._ambient.pid() == self._pid:
+            os.kill(self._pid, number)
 
     def receive(self, number: int) -> None:
         """Note the first signal."""
         if not self._number:
             self._since_s = self._ambient.monotonic()
             self._number = number
+
+    def withdraw(self, number: int) -> None:
+        """Forget a signal that has got its way before a boundary."""
+        if self._number == number and self._order is None:
+            self._number, self._is_told = 0, False
 
     def spread(self) -> None:
         """Tell the leader, once; called in the relay's thread."""
@@ -217,5 +242,5 @@ class Stop:
             SystemExit: With `exit_code`.
         """
         if self.should_stop:
-            _log.warning("the training went on after should_stop, and ends here")
+            _log.warning("the run should have stopped at the boundary before, and ends here")
             raise SystemExit(self.exit_code)

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,21 +16,46 @@ import pytest
 import safepoint as sp
 from tests.crash.processes import LONGEST_WAIT_S, ROOT, SOURCE
 
-UPDATES = 40
+# So many that a run is not over before all ranks know of the signal; and how many more are compared.
+MANY, FURTHER = 1_000_000, 20
 
 
-def start(root: Path, *options: str) -> subprocess.Popen[str]:
-    """Start the example on two ranks, in a process group of its own."""
+def start(root: Path) -> subprocess.Popen[str]:
+    """Start the example on two ranks, in a session of its own."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--"]
-    script = [str(ROOT / "examples" / "ddp.py"), "--run", str(root), "--updates", str(UPDATES), "--save-every", "1000"]
+    script = [str(ROOT / "examples" / "ddp.py"), "--run", str(root), "--updates", str(MANY), "--save-every", str(MANY)]
     return subprocess.Popen(
-        [*command, *script, *options],
+        [*command, *script],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
     )
+
+
+def heard(job: subprocess.Popen[str], *, until: int) -> str:
+    """Return what a job says up to a step."""
+    assert job.stdout is not None
+    said = ""
+    while f"step {until} " not in said:
+        line = job.stdout.readline()
+        assert line, said
+        said += line
+    return said
+
+
+@contextmanager
+def running(root: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a job, of which nothing is left after the block."""
+    job = start(root)
+    try:
+        yield job
+    finally:
+        for process in (*members(job.pid), job.pid):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        job.communicate()
 
 
 def members(session: int) -> list[int]:
@@ -56,25 +83,16 @@ def losses(text: str) -> dict[int, str]:
 @pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's process table")
 def test_a_job_of_torchrun_stops_on_a_signal_and_goes_on_with_the_same_losses(tmp_path: Path) -> None:
-    whole, _ = start(tmp_path / "whole").communicate(timeout=LONGEST_WAIT_S)
-    job = start(tmp_path / "run")
-    try:
-        assert job.stdout is not None
-        said = ""
-        while "step 5 " not in said:
-            line = job.stdout.readline()
-            assert line, said
-            said += line
+    with running(tmp_path / "run") as job:
+        said = heard(job, until=5)
         ranks = members(job.pid)
         job.send_signal(signal.SIGTERM)
         rest, _ = job.communicate(timeout=LONGEST_WAIT_S)
-    finally:
-        job.kill()
     assert not [rank for rank in ranks if Path(f"/proc/{rank}").exists()]
     made = losses(said + rest)
-    (checkpoint,) = sp.open_run(tmp_path / "run").checkpoints()
-    assert checkpoint.step == max(made) < UPDATES
-    again, _ = start(tmp_path / "run").communicate(timeout=LONGEST_WAIT_S)
-    resumed = losses(again)
-    assert min(resumed) == checkpoint.step + 1
-    assert made | resumed == losses(whole)
+    assert [one.step for one in sp.open_run(tmp_path / "run").checkpoints()] == [max(made)], said + rest
+    until = max(made) + FURTHER
+    with running(tmp_path / "run") as again, running(tmp_path / "whole") as whole:
+        resumed, expected = losses(heard(again, until=until)), losses(heard(whole, until=until))
+    assert min(resumed) == max(made) + 1
+    assert made | resumed == expected

@@ -264,11 +264,11 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def create(self, path: str) -> Any:
+    def create(self, path: str, **options: Any) -> Any:
         if path.startswith("generations/") and path.endswith(".safetensors"):
             SlowClock.seconds += self._takes_s
             self._line("writing")
-        return self._inner.create(path)
+        return self._inner.create(path, **options)
 
 
 def with_slow_saves(line: Line, root: Path, signals: sp.Signals, takes_s: float, saves: int) -> None:
@@ -299,10 +299,10 @@ def with_full_disk(line: Line, root: Path) -> None:
     """Train, and have no room for the last save."""
 
     class Full(Watched):
-        def create(self, path: str) -> Any:
+        def create(self, path: str, **options: Any) -> Any:
             if path.startswith("generations/"):
                 raise sp.StorageError("cannot create", where=path, found="no space left on device")
-            return super().create(path)
+            return super().create(path, **options)
 
     job = build(root, signals=sp.on_signals("TERM"), storage=Full(root, line, takes_s=0))
     with job.manager as manager:
@@ -330,6 +330,8 @@ def train_rank(line: Line, root: Path, rank: int, then: str) -> None:
                 manager.after_update()
                 if manager.should_stop:
                     break
+            if manager.epoch_end_due and not manager.should_stop:
+                manager.end_epoch()
         line("stopped", manager.progress.step)
     torch.distributed.destroy_process_group()
     sys.exit(manager.exit_code)

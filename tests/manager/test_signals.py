@@ -57,7 +57,12 @@ def saved_steps(root: Path) -> list[int]:
 # The update that is under way when the signal comes is done and saved; a loop that does not look makes one more.
 @pytest.mark.parametrize(
     ("name", "then", "looks", "made"),
-    [("TERM", "stop", True, 4), ("USR1", "exit", False, 4), ("INT", "stop", True, 4), ("TERM", "stop", False, 5)],
+    [
+        ("TERM", "stop", True, 4),
+        ("TERM", "stop", False, 5),
+        pytest.param("USR1", "exit", False, 4, marks=pytest.mark.soak),
+        pytest.param("INT", "stop", True, 4, marks=pytest.mark.soak),
+    ],
 )
 def test_a_signal_saves_the_next_boundary_and_ends_with_75(
     tmp_path: Path, uninterrupted: Any, name: str, then: Any, looks: bool, made: int
@@ -71,7 +76,7 @@ def test_a_signal_saves_the_next_boundary_and_ends_with_75(
     check_goes_on(tmp_path, 4, uninterrupted)
 
 
-@pytest.mark.parametrize("workers", ["own", "foreign"])
+@pytest.mark.parametrize("workers", ["own", pytest.param("foreign", marks=pytest.mark.soak)])
 def test_a_signal_to_the_group_takes_no_batch_of_the_workers(tmp_path: Path, uninterrupted: Any, workers: str) -> None:
     """Of a foreign loader, where it is iterated through `batches`."""
     with training(train, tmp_path, sp.on_signals("TERM"), Loop(workers=workers)) as process:
@@ -83,6 +88,7 @@ def test_a_signal_to_the_group_takes_no_batch_of_the_workers(tmp_path: Path, uni
         check_goes_on(tmp_path, 3, uninterrupted)
 
 
+@pytest.mark.soak
 def test_prepared_workers_of_a_foreign_loader_outlive_a_signal_to_the_group(tmp_path: Path) -> None:
     with training(plain_loop, tmp_path) as process:
         process.until("update", 3)
@@ -102,6 +108,7 @@ def test_a_signal_in_a_validation_saves_the_end_of_the_epoch(tmp_path: Path, uni
     check_goes_on(tmp_path, 6, uninterrupted)
 
 
+@pytest.mark.soak
 def test_a_signal_at_an_epochs_last_update_saves_before_the_validation(tmp_path: Path, uninterrupted: Any) -> None:
     """It may take longer than the grace period. Known of a script that has closed an epoch."""
     with training(train, tmp_path, sp.on_signals("TERM"), Loop(until=14)) as process:
@@ -112,7 +119,7 @@ def test_a_signal_at_an_epochs_last_update_saves_before_the_validation(tmp_path:
     assert saved_steps(tmp_path) == [12]
 
 
-@pytest.mark.parametrize("place", ["made", "restored"])
+@pytest.mark.parametrize("place", ["made", pytest.param("restored", marks=pytest.mark.soak)])
 def test_a_signal_before_the_first_update_saves_that(tmp_path: Path, place: str) -> None:
     with training(train, tmp_path, sp.on_signals("TERM"), Loop()) as process:
         process.until(place)
@@ -121,7 +128,9 @@ def test_a_signal_before_the_first_update_saves_that(tmp_path: Path, place: str)
     assert saved_steps(tmp_path) == [1]
 
 
-@pytest.mark.parametrize(("previous", "code"), [("none", -signal.SIGTERM), ("own", 3)])
+@pytest.mark.parametrize(
+    ("previous", "code"), [("none", -signal.SIGTERM), pytest.param("own", 3, marks=pytest.mark.soak)]
+)
 def test_without_a_boundary_the_signal_gets_its_way_when_the_grace_period_is_over(
     tmp_path: Path, previous: str, code: int
 ) -> None:
@@ -133,7 +142,7 @@ def test_without_a_boundary_the_signal_gets_its_way_when_the_grace_period_is_ove
     assert saved_steps(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_more_signals_while_the_last_save_is_written_change_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with training(with_slow_saves, tmp_path, sp.on_signals(*EVERY), 0, 100) as process:
         process.until("update", 2)
@@ -145,6 +154,7 @@ def test_more_signals_while_the_last_save_is_written_change_nothing(tmp_path: Pa
     assert saved_steps(tmp_path) == [2]
 
 
+@pytest.mark.soak
 def test_a_second_interrupt_before_the_boundary_interrupts(tmp_path: Path) -> None:
     with training(interrupted_twice, tmp_path) as process:
         process.until("ready")
@@ -157,7 +167,9 @@ def test_a_second_interrupt_before_the_boundary_interrupts(tmp_path: Path) -> No
 
 
 # A save takes 20 s of the played clock.
-@pytest.mark.parametrize(("grace_s", "code", "steps"), [(25, STOPPED, [3, 2]), (19, 143, [2])])
+@pytest.mark.parametrize(
+    ("grace_s", "code", "steps"), [pytest.param(25, STOPPED, [3, 2], marks=pytest.mark.soak), (19, 143, [2])]
+)
 def test_a_save_that_has_no_time_is_not_begun(tmp_path: Path, grace_s: float, code: int, steps: list[int]) -> None:
     signals = sp.on_signals("TERM", grace_s=grace_s)
     with training(with_slow_saves, tmp_path, signals, 20.0, 2) as process:
@@ -169,7 +181,7 @@ def test_a_save_that_has_no_time_is_not_begun(tmp_path: Path, grace_s: float, co
     assert told == [] if code == STOPPED else "step 3 is not saved: a save takes 2" in told[0]
 
 
-@pytest.mark.parametrize(("ends", "code"), [(False, STOPPED), (True, 3)])
+@pytest.mark.parametrize(("ends", "code"), [pytest.param(False, STOPPED, marks=pytest.mark.soak), (True, 3)])
 def test_the_programs_own_handler_runs_and_what_it_raises_waits_for_the_save(
     tmp_path: Path, ends: bool, code: int
 ) -> None:
@@ -196,6 +208,7 @@ def test_a_last_save_that_fails_is_raised_and_is_no_75(tmp_path: Path) -> None:
     assert process.said("failed") == [(True, 128 + signal.SIGTERM)]
 
 
+@pytest.mark.soak
 def test_without_the_setting_a_signal_ends_the_process_as_ever(tmp_path: Path) -> None:
     with training(train, tmp_path, None, Loop()) as process:
         process.until("update", 2)

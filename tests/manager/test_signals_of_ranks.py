@@ -20,7 +20,7 @@ from tests.manager.signalled import train_rank, training
 STOPPED = 75
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_signal_to_one_rank_stops_all_at_the_same_boundary(tmp_path: Path, rank: int) -> None:
     root = tmp_path / "run"
     with ExitStack() as stack:
@@ -78,5 +78,5 @@ def test_every_rank_is_ordered_once_and_at_the_same_boundary(asking: int) -> Non
 
 
 def test_words_that_nobody_reads_any_more_do_not_stay_on_the_board() -> None:
-    _, held = asked(2, 5000, lambda rank, stop, step: None, step_s=10.0)
+    _, held = asked(2, 1000, lambda rank, stop, step: None, step_s=10.0)
     assert len(held) < 250
