@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -236,7 +237,8 @@ def stuck(line: Line, root: Path, previous: str) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
     job = build(root, signals=sp.on_signals("TERM", grace_s=0.2))
     job.manager.restore()
-    line("restored", 0)
+    # Told beside the main thread, which is in its call by the time of the signal.
+    threading.Thread(target=line, args=("restored", 0), daemon=True).start()
     if previous == "own":
         # Python runs handlers between two calls of a lock with a limit.
         while True:
