@@ -8,6 +8,8 @@ storage is memory; each look at an object sleeps, and nothing else does. `first`
 layout is new; `next` the save after it. Peak memory is that of the process, with all messages.
 
     python benchmarks/commit_scale.py [--ranks 8,512,16384] [--stat-ms 1]
+
+To make the messages of 16,384 ranks takes some minutes, which no rank and no leader of a job spends.
 """
 
 from __future__ import annotations
@@ -279,7 +281,7 @@ def child(*arguments: str) -> dict[str, Any]:
 def main() -> None:
     """Measure each number of ranks, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", default="8,512,16384")
+    parser.add_argument("--ranks", default="8,128,1024", help="numbers of ranks")
     parser.add_argument("--stat-ms", type=float, default=1.0, help="the sleep of each look at an object")
     parser.add_argument("--folder", type=Path, help="where the messages of the ranks are, or shall be")
     parser.add_argument("--part", choices=["prepare", "lead"])
