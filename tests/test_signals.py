@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -67,8 +66,8 @@ def be_saved(stop: Stop) -> None:
 def test_the_first_signal_is_noted_and_obeyed_once_at_a_boundary() -> None:
     stop = listening(on_signals("USR1", "USR2"))
     assert stop.decide(needs_s=0.0) is None
-    os.kill(os.getpid(), signal.SIGUSR2)
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR2)
+    signal.raise_signal(signal.SIGUSR1)
     order = stop.decide(needs_s=0.0)
     assert order is not None and (order.number, order.has_time) == (signal.SIGUSR2, True)
     stop.follow(order, step=3, needs_s=0.0)
@@ -83,7 +82,7 @@ def test_a_signal_that_no_boundary_has_followed_is_sent_anew_at_the_end() -> Non
     met: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, frame: met.append(number))
     stop = listening(on_signals("USR1"))
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     stop.close()
     stop.get_its_way()
     assert met == [signal.SIGUSR1] * 2
@@ -95,7 +94,7 @@ def test_a_signal_that_an_exception_has_overtaken_reaches_whoever_goes_on(tmp_pa
     signal.signal(signal.SIGUSR1, lambda number, frame: met.append(number))
     setting = on_signals("USR1", grace_s=0.5)
     with pytest.raises(KeyError), sp.CheckpointManager(tmp_path, {"counts": {"n": 0}}, signals=setting):
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         raise KeyError
     wait_until(lambda: len(met) == 2)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
@@ -112,17 +111,17 @@ def test_a_second_interrupt_takes_the_wish_back_and_the_next_one_asks_anew(monke
     monkeypatch.setattr(stop, "withdraw", watched)
     for _ in range(2):
         taken.clear()
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert stop.decide(needs_s=0.0) is not None
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         wait_until(lambda: sorted(taken) == [False, True])
         assert stop.decide(needs_s=0.0) is None and stop.left_s() is None
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
     be_saved(stop)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     stop.close()
 
 
@@ -136,12 +135,12 @@ def test_a_signal_after_the_last_save_gets_its_way_when_the_grace_period_is_over
     signal.signal(signal.SIGUSR1, end)
     clock = Clock()
     stop = listening(on_signals("USR1", grace_s=1000.0), clock)
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     be_saved(stop)
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     with pytest.raises(Ended):
         clock.ahead_s = 1001.0
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         wait_until(lambda: False)
     stop.close()
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
@@ -152,7 +151,7 @@ def test_several_managers_of_a_process_hear_a_signal_and_the_last_one_puts_it_ba
     relay = signal.getsignal(signal.SIGUSR1)
     assert isinstance(relay, SignalRelay) and signal.getsignal(signal.SIGUSR2) is relay
     first.close()
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     assert first.decide(needs_s=0.0) is None
     be_saved(second)
     second.close()
@@ -165,7 +164,7 @@ def test_a_manager_that_nobody_holds_any_more_keeps_no_signal() -> None:
     forgotten: Stop | None = listening(on_signals("USR1"))
     assert forgotten is not None
     forgotten = None
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     assert met == [signal.SIGUSR1]
     listening(on_signals("USR1")).close()
     assert signal.getsignal(signal.SIGUSR1) is before
@@ -197,7 +196,7 @@ def test_a_handler_that_is_not_pythons_stays_in_its_place(tmp_path: Path) -> Non
     with open(tmp_path / "stacks", "w+") as file:
         faulthandler.register(signal.SIGUSR2, file=file)
         stop = listening(on_signals("USR2"))
-        os.kill(os.getpid(), signal.SIGUSR2)
+        signal.raise_signal(signal.SIGUSR2)
         assert stop.decide(needs_s=0.0) is None
         stop.close()
         faulthandler.unregister(signal.SIGUSR2)

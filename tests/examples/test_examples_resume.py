@@ -44,24 +44,19 @@ def make_stage(folder: Path, example: Example, *options: str) -> Stage:
     return Stage(command, folder, environment, SystemAmbient(), None, 100.0)
 
 
-@each_example
-def test_two_random_kills_with_and_without_workers_leave_the_run_the_same(
-    tmp_path: Path, example: Example, seed: int
-) -> None:
+@pytest.mark.parametrize(("example", "workers"), [(DIGITS, 2), (GPT, 0)], ids=["digits", "stdlib_gpt"])
+def test_two_random_kills_leave_the_run_the_same(tmp_path: Path, example: Example, workers: int, seed: int) -> None:
     """The undisturbed run has no workers: their number changes nothing, nor does saving in the background."""
     options = ("--updates", str(example.updates), "--save-every", "5")
     baseline = run_baseline(make_stage(tmp_path, example, *options))
-    for workers in (0, 2):
-        stage = make_stage(
-            tmp_path, example, *options, "--workers", str(workers), *(["--background"] if workers else [])
-        )
-        # A save in the background has updates to be complete in before the last kill.
-        kills = plan_kills(2, seed=seed + workers, updates=baseline.last_step, resumable_from=9)
-        starts = resume_through(stage, kills, baseline=baseline, root=f"workers-{workers}")
-        judgement = judge_rehearsal(Rehearsal(stage.command, baseline, starts))
-        assert judgement.verdict is Verdict.PASS, (judgement.findings, kills, last_lines(Path(starts[-1].log)))
-        assert set(judgement.comparison.items) == example.items
-        assert judgement.comparison.updates >= example.updates
+    stage = make_stage(tmp_path, example, *options, "--workers", str(workers), *(["--background"] if workers else []))
+    # A save in the background has updates to be complete in before the last kill.
+    kills = plan_kills(2, seed=seed + workers, updates=baseline.last_step, resumable_from=9)
+    starts = resume_through(stage, kills, baseline=baseline, root=f"workers-{workers}")
+    judgement = judge_rehearsal(Rehearsal(stage.command, baseline, starts))
+    assert judgement.verdict is Verdict.PASS, (judgement.findings, kills, last_lines(Path(starts[-1].log)))
+    assert set(judgement.comparison.items) == example.items
+    assert judgement.comparison.updates >= example.updates
 
 
 @pytest.mark.soak
