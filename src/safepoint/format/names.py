@@ -26,7 +26,6 @@ MAX_STEP = 10**12 - 1
 MAX_INCARNATION = 10**6 - 1
 
 _GENERATION = re.compile(r"step-([0-9]{12})-i([0-9]{6})-([0-9a-f]{8})")
-_INCARNATION = re.compile(r"([0-9]{6})\.json")
 _INCARNATION_FILE = re.compile(r"([0-9]{6})\.(?:json|resumed\.json|refused\.json|alive)")
 _DATA = re.compile(r"rank-([0-9]{5})-of-([0-9]{5})(?:\.part-[0-9]{3})?\.safetensors")
 _INDEX = re.compile(r"rank-([0-9]{5})-of-([0-9]{5})\.json")
@@ -71,12 +70,6 @@ def next_nonce(existing: Iterable[GenerationName], *, step: int, incarnation: in
 def incarnation_path(number: int, suffix: str = "json") -> str:
     """Return the path of an incarnation's file: its record, or ``resumed.json``, ``refused.json``, ``alive``."""
     return f"{INCARNATIONS}/{number:06d}.{suffix}"
-
-
-def parse_incarnation(name: str) -> int | None:
-    """Return the number of an incarnation record's file name, or None."""
-    match = _INCARNATION.fullmatch(name)
-    return int(match[1]) if match else None
 
 
 def parse_incarnation_file(name: str) -> int | None:
