@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ USED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 @pytest.fixture(autouse=True)
 def untouched() -> Iterator[None]:
-    """Check that every signal is at the end as it was."""
+    """Check that every signal is at the end as it was; managers that other tests have left are gone before."""
+    gc.collect()
     before = [signal.getsignal(number) for number in USED]
     yield
     after = [signal.getsignal(number) for number in USED]
@@ -161,14 +163,23 @@ def test_a_manager_that_nobody_holds_any_more_keeps_no_signal() -> None:
     met: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, frame: met.append(number))
     before = signal.getsignal(signal.SIGUSR1)
-    forgotten: Stop | None = listening(on_signals("USR1"))
-    assert forgotten is not None
-    forgotten = None
+    forgotten: list[Stop] = [listening(on_signals("USR1")), listening(on_signals("USR2", "USR1"))]
+    forgotten.append(forgotten)  # type: ignore[arg-type]
+    del forgotten
+    gc.collect()
+    assert signal.getsignal(signal.SIGUSR1) is before
     signal.raise_signal(signal.SIGUSR1)
     assert met == [signal.SIGUSR1]
-    listening(on_signals("USR1")).close()
-    assert signal.getsignal(signal.SIGUSR1) is before
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_the_last_listener_may_be_removed_again_when_the_thread_has_ended() -> None:
+    stop = listening(on_signals("USR1"))
+    relay: Any = signal.getsignal(signal.SIGUSR1)
+    stop.close()
+    wait_until(lambda: relay._reader.closed)
+    relay.remove()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
 def test_a_handler_that_is_installed_later_takes_the_place() -> None:
@@ -181,6 +192,26 @@ def test_a_handler_that_is_installed_later_takes_the_place() -> None:
     assert relay._hand_over(signal.SIGUSR1) == signal.SIGUSR1
     be_saved(stop)
     stop.close()
+
+
+def test_a_manager_made_later_hears_a_signal_whose_handler_was_replaced_and_each_runs_once() -> None:
+    first = listening(on_signals("USR1", "USR2"))
+    found: Any = signal.getsignal(signal.SIGUSR1)
+    met: list[int] = []
+
+    def chained(number: int, frame: Any) -> None:
+        met.append(number)
+        found(number, frame)
+
+    signal.signal(signal.SIGUSR1, chained)
+    second = listening(on_signals("USR2", "USR1"))
+    signal.raise_signal(signal.SIGUSR1)
+    assert met == [signal.SIGUSR1]
+    for one in (first, second):
+        be_saved(one)
+        one.close()
+    assert signal.getsignal(signal.SIGUSR1) is chained
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

@@ -140,7 +140,9 @@ class SignalRelay:
         self._previous: dict[int, Any] = {}
         self._listeners: list[weakref.ref[Listener]] = []
         self._interrupted: set[int] = set()
+        self._passing: dict[int, FrameType | None] = {}
         self._is_over = False
+        self.has_ended = False
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         # As files, which once closed refuse a number that may be another file's by then.
@@ -151,6 +153,41 @@ class SignalRelay:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Tell the thread, and run the handler that the program had."""
+        outer = self._passing.get(number)
+        if outer is not None and (frame is None or frame is outer):
+            # The program's handler calls the one that it found, and that was this one; a new signal has a new frame.
+            return
+        self._passing[number] = frame
+        try:
+            self._relay(number, frame)
+        finally:
+            self._passing[number] = outer
+
+    def add(self, listener: Listener) -> None:
+        """Begin to tell a listener; in the main thread."""
+        for number in listener.numbers:
+            if signal.getsignal(number) is not self:
+                self._install(number)
+        self._listeners.append(weakref.ref(listener, partial(_tidy, weakref.ref(self))))
+
+    def remove(self, listener: Listener | None = None) -> None:
+        """Tell a listener, and those that are gone, no more; after the last one, put back what was. Idempotent."""
+        self._listeners = [ref for ref in self._listeners if ref() not in (None, listener)]
+        is_own = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
+        if self._listeners or not is_own or self.has_ended:
+            # From another thread nothing can be put back: what still arrives is passed on.
+            return
+        self.has_ended = True
+        self._restore()
+        self._tell(_END)
+
+    def forget(self) -> None:
+        """Put back, in a child that was forked off, what was installed before the relay."""
+        self._restore()
+        self._reader.close()
+        self._writer.close()
+
+    def _relay(self, number: int, frame: FrameType | None) -> None:
         listeners = list(self._listening(number))
         if os.getpid() != self._pid or self._is_over or not listeners:
             self._pass_on(number, frame)
@@ -167,29 +204,6 @@ class SignalRelay:
             except BaseException as exc:  # noqa: BLE001 (raised after the save)
                 for one in listeners:
                     one.owe(exc)
-
-    def add(self, listener: Listener) -> None:
-        """Begin to tell a listener; in the main thread."""
-        for number in listener.numbers:
-            if number not in self._previous:
-                self._install(number)
-        self._listeners.append(weakref.ref(listener))
-
-    def remove(self, listener: Listener) -> None:
-        """Tell a listener no more; after the last one, put back what was installed before. Idempotent."""
-        self._listeners = [ref for ref in self._listeners if ref() not in (None, listener)]
-        is_own = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
-        if self._listeners or not is_own:
-            # From another thread nothing can be put back: what still arrives is passed on.
-            return
-        self._restore()
-        self._tell(_END)
-
-    def forget(self) -> None:
-        """Put back, in a child that was forked off, what was installed before the relay."""
-        self._restore()
-        self._reader.close()
-        self._writer.close()
 
     def _install(self, number: int) -> None:
         previous = signal.getsignal(number)
@@ -333,9 +347,15 @@ def can_listen() -> bool:
 def _installed(numbers: Sequence[int]) -> SignalRelay | None:
     for number in numbers:
         found = signal.getsignal(number)
-        if isinstance(found, SignalRelay):
+        if isinstance(found, SignalRelay) and not found.has_ended:
             return found
     return None
+
+
+def _tidy(relay: weakref.ref[SignalRelay], _: weakref.ref[Listener]) -> None:
+    found = relay()
+    if found is not None:
+        found.remove()
 
 
 def _disarm(ref: weakref.ref[SignalRelay]) -> None:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -45,11 +46,13 @@ def write(storage: LocalStorage, data: memoryview, *, piece: int = PIECE) -> Non
 
 
 def kinds_of_writes(monkeypatch: pytest.MonkeyPatch, *, most: int | None = None) -> list[tuple[bool, int]]:
-    """Note of each write whether it passes by the cache, and its length; `most` cuts each short."""
+    """Note of each write to a file whether it passes by the cache, and its length; `most` cuts each short."""
     found: list[tuple[bool, int]] = []
     real = os.write
 
     def noted(descriptor: int, data: memoryview) -> int:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return real(descriptor, data)
         passes = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
         found.append((passes, len(data)))
         return real(descriptor, data[:most])
