@@ -32,6 +32,7 @@ import msgspec
 from harness.machine import describe
 from safepoint.ambient import SystemAmbient
 from safepoint.format.ballot import Ballot
+from safepoint.format.columns import encode_columns
 from safepoint.format.digest import digest_bytes
 from safepoint.format.index import ObjectReference
 from safepoint.format.manifest import Conditions, ProgressRecord
@@ -46,7 +47,7 @@ from safepoint.saving.commit import settle
 from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
 from safepoint.saving.describe import Place
 from safepoint.saving.form import form_of
-from safepoint.saving.layout import columns_of, cut_digest, encode_layout, layout_of
+from safepoint.saving.layout import columns_of, cut_digest, layout_of
 from safepoint.saving.plan import Agreed, Planner
 from safepoint.saving.stage import ImageOrigin
 from safepoint.saving.vote import vote
@@ -179,7 +180,7 @@ def prepare(world_size: int, folder: Path) -> dict[str, Any]:
         snapshot = snapshot_of(rank, world_size, 1)
         layout, _ = timed("layout_of", lambda: layout_of(snapshot.items))  # noqa: B023 (called at once)
         columns = timed("columns_of", lambda: columns_of(layout))  # noqa: B023
-        layouts.append(timed("encode_layout", lambda: encode_layout(columns)))  # noqa: B023
+        layouts.append(timed("encode_layout", lambda: encode_columns(columns)))  # noqa: B023
         stored = timed("digest_of_what_is_stored", lambda: cut_digest(layout.boxes))  # noqa: B023
         offered = {"model": plan._ItemOffer("module", digest_bytes(b"tree"), "", "Shard(0)")}
         offers.append(msgspec.msgpack.encode(plan._Offer(1, columns.digest, "", offered, said_by(snapshot))))

@@ -18,12 +18,13 @@ import msgspec
 import numpy
 
 from safepoint.errors import AbortedError, CorruptionError
+from safepoint.format.blocks import Block, Flags, Inventory
+from safepoint.format.columns import Columns
 from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import element_count
 from safepoint.format.tiling import Column, check_tilings
-from safepoint.saving.blocks import Block, Flags, Inventory
 from safepoint.saving.form import boxes_digest
-from safepoint.saving.layout import Columns, CutDigests, Layout, columns_of
+from safepoint.saving.layout import CutDigests, Layout, columns_of
 from safepoint.saving.parts import PartMessage, RankPart, ReplicaRanges, Share, decode_part, ranges_of, written
 from safepoint.saving.sharing import HolderSet, Pieces, find_sets, find_shared, give, no_pieces, spread
 
@@ -61,7 +62,10 @@ def divide(layouts: Sequence[Columns], per_rank: frozenset[str], *, spreads: boo
 
     Spec: C2, C5.
     """
-    inventory = Inventory(layouts, per_rank)
+    try:
+        inventory = Inventory(layouts, per_rank)
+    except CorruptionError as exc:
+        raise AbortedError(exc.message, where=exc.where, expected=exc.expected, found=exc.found) from exc
     loads = numpy.zeros(len(layouts), numpy.int64)
     counts, sizes = _own(inventory, loads)
     is_alone = numpy.zeros(int(inventory.bases[-1]), numpy.bool_)

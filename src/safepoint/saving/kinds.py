@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from safepoint.errors import AbortedError
-from safepoint.saving.layout import Columns
+from safepoint.format.columns import Columns
 
 _MOST_LISTED = 8
 

@@ -6,7 +6,6 @@ what names the boxes, which ranks that hold parts of the same tensors have in co
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -16,19 +15,12 @@ import msgspec
 import numpy
 import numpy.typing
 
-from safepoint.errors import AbortedError
+from safepoint.format.columns import WIDE, Columns, Frame, HeldTensor, Table, columns_from, table_digest
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import Shape, element_count
 from safepoint.state.item import CapturedTensor
 from safepoint.state.snapshot import SnapshotItem
-
-LAYOUT_LIMIT_BYTES = 1 << 30
-
-_WIDE = "<i8"
-_NARROW_LIMIT = 1 << 31
-
-Table = numpy.typing.NDArray[numpy.integer]
 
 
 class BoxLike(Protocol):
@@ -80,42 +72,6 @@ class LayoutBox(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return self.shape != self.global_shape
 
 
-class HeldTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Name the tensor of a box."""
-
-    item: str
-    name: str
-    dtype: str
-    global_shape: Shape
-    is_leaders: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Hold of each box of a layout its tensor, and the digest of all: what layouts of different ranks may share.
-
-    `ends` are the places in the table of numbers at which the axes of each box end.
-    """
-
-    tensors: tuple[HeldTensor, ...]
-    ends: tuple[int, ...]
-    digest: str
-
-    @classmethod
-    def of(cls, tensors: tuple[HeldTensor, ...], digest: str) -> Frame:
-        """Return the frame of these tensors."""
-        return cls(tensors, tuple(accumulate(len(tensor.global_shape) for tensor in tensors)), digest)
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Hold a layout in columns: two rows of numbers, the offsets of all boxes and their lengths, axis after axis."""
-
-    frame: Frame
-    table: Table
-    digest: str
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Hold the boxes of one rank, sorted by item, name and offset."""
@@ -142,7 +98,7 @@ def columns_of(layout: Layout) -> Columns:
     boxes = layout.boxes
     tensors = tuple(HeldTensor(box.item, box.name, box.dtype, box.global_shape, box.is_leaders) for box in boxes)
     frame = Frame.of(tensors, digest_bytes(msgspec.msgpack.encode(tensors)))
-    return _columns(frame, _table(boxes))
+    return columns_from(frame, _table(boxes))
 
 
 def divided_items(layouts: Iterable[Columns]) -> set[str]:
@@ -170,54 +126,6 @@ def cut_digest(boxes: Iterable[BoxLike]) -> str:
     return table_digest(digest_bytes(msgspec.msgpack.encode(tensors)), _table(ordered))
 
 
-def table_digest(frame_digest: str, table: Table) -> str:
-    """Return the digest of columns."""
-    return digest_bytes(frame_digest.encode("ascii") + table.astype(_WIDE, copy=False).tobytes())
-
-
-def encode_layout(columns: Columns) -> bytes:
-    """Return a layout as bytes to be sent to the leader."""
-    names = zlib.compress(msgspec.msgpack.encode(columns.frame.tensors), 1)
-    return msgspec.msgpack.encode((names, zlib.compress(columns.table.astype(_WIDE, copy=False).tobytes(), 1)))
-
-
-class LayoutReader:
-    """Decode layouts, and what names their boxes only once for all ranks that name them alike."""
-
-    def __init__(self) -> None:
-        self._frames: dict[str, Frame] = {}
-
-    def decode(self, message: bytes, *, digest: str, where: str) -> Columns:
-        """Return the layout that `encode_layout` was given, if it is the one of this digest.
-
-        Raises:
-            AbortedError: It is not.
-        """
-        try:
-            names, numbers = msgspec.msgpack.decode(message, type=tuple[bytes, bytes])
-            frame = self._frame(names)
-            inflated = zlib.decompressobj().decompress(numbers, LAYOUT_LIMIT_BYTES)
-        except (zlib.error, msgspec.DecodeError) as exc:
-            raise AbortedError("a layout cannot be decoded", where=where, found=str(exc)) from exc
-        axis_count = frame.ends[-1] if frame.ends else 0
-        if len(inflated) != 2 * axis_count * numpy.dtype(_WIDE).itemsize:
-            raise AbortedError("a layout has other numbers than its tensors have axes", where=where, found=axis_count)
-        columns = _columns(frame, numpy.frombuffer(inflated, _WIDE).reshape(2, axis_count))
-        if columns.digest != digest:
-            raise AbortedError(
-                "a layout is not the one that was announced", where=where, expected=digest, found=columns.digest
-            )
-        return columns
-
-    def _frame(self, names: bytes) -> Frame:
-        key = digest_bytes(names)
-        if key not in self._frames:
-            inflated = zlib.decompressobj().decompress(names, LAYOUT_LIMIT_BYTES)
-            tensors = msgspec.msgpack.decode(inflated, type=tuple[HeldTensor, ...])
-            self._frames[key] = Frame.of(tensors, digest_bytes(inflated))
-        return self._frames[key]
-
-
 class CutDigests:
     """Make the digests of what ranks store, as `cut_digest` does, from columns.
 
@@ -243,7 +151,7 @@ class CutDigests:
             order = numpy.lexsort((numpy.concatenate([is_cut[: len(wholes)], cuts[1]]), numbers))
             numbers, is_cut = numbers[order], is_cut[order]
         names, places = self._names(columns.frame, numbers)
-        table = columns.table[:, places].astype(_WIDE)
+        table = columns.table[:, places].astype(WIDE)
         if cuts.shape[1]:
             tensors = [columns.frame.tensors[number] for number in numbers.tolist()]
             begins = numpy.array([0, *accumulate(len(tensor.global_shape) for tensor in tensors)])
@@ -296,12 +204,6 @@ def _sort_cut(
 
 def _is_same(one: HeldTensor, other: HeldTensor) -> bool:
     return (one.item, one.name) == (other.item, other.name)
-
-
-def _columns(frame: Frame, table: Table) -> Columns:
-    digest = table_digest(frame.digest, table)
-    is_narrow = not table.size or (table.min() >= 0 and table.max() < _NARROW_LIMIT)
-    return Columns(frame, table.astype(numpy.int32 if is_narrow else numpy.int64), digest)
 
 
 def _table(boxes: Sequence[BoxLike]) -> Table:

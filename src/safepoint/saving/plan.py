@@ -23,6 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from safepoint.errors import AbortedError, InternalError, LeaderLostError, SafepointError
+from safepoint.format.columns import Columns, ColumnsReader, encode_columns
 from safepoint.format.digest import digest_bytes
 from safepoint.group.agreement import join, lead
 from safepoint.group.base import Group
@@ -30,7 +31,7 @@ from safepoint.saving.alike import Said, check_alike, check_steps, check_types, 
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.divide import Division, divide, divide_alone
 from safepoint.saving.kinds import find_kind
-from safepoint.saving.layout import Columns, Layout, LayoutReader, columns_of, divided_items, encode_layout, layout_of
+from safepoint.saving.layout import Layout, columns_of, divided_items, layout_of
 from safepoint.saving.own_conditions import digest_of, own_of
 from safepoint.saving.parts import RankPart, decode_part
 from safepoint.state.item import CapturedTensor
@@ -259,7 +260,7 @@ class Planner:
             )
 
         def plan(parts: list[bytes]) -> bytes:
-            reader = LayoutReader()
+            reader = ColumnsReader()
             for rank, part in enumerate(parts):
                 if part:
                     layout = reader.decode(part, digest=offers[rank].layout, where=f"rank {rank}")
@@ -274,7 +275,7 @@ class Planner:
         self._settle(topic)
         if told.plan is None:
             is_wanted = self._group.rank in told.wanted
-            sent = encode_layout(taken.columns) if is_wanted else b""
+            sent = encode_columns(taken.columns) if is_wanted else b""
             whole = join(self._group, f"{topic}/layouts", lambda: sent, plan, deadline_s=self._deadline_s)
             told = _decoded(whole, _Answer, topic)
         if told.plan is None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy
 
 from safepoint.errors import InternalError
+from safepoint.format.blocks import Block, Flags, Inventory
 from safepoint.format.tiling import Column
-from safepoint.saving.blocks import Block, Flags, Inventory
 
 # A cut that would move less than this part of a rank's quota is not made.
 _SMALLEST_CUT = 0.02

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy
 import numpy.typing
 
-from safepoint.errors import AbortedError
+from safepoint.errors import CorruptionError
+from safepoint.format.columns import Columns, Frame, HeldTensor, Table
 from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import element_count
 from safepoint.format.tiling import Column
-from safepoint.saving.layout import Columns, Frame, HeldTensor, Table
 
 Flags = numpy.typing.NDArray[numpy.bool_]
 
@@ -80,7 +80,7 @@ class Inventory:
         per_rank: Items of which each rank has its own; their boxes have keys, and are in no block.
 
     Raises:
-        AbortedError: Ranks hold tensors of different types or shapes under one name.
+        CorruptionError: Ranks hold tensors of different types or shapes under one name.
     """
 
     def __init__(self, layouts: Sequence[Columns], per_rank: frozenset[str]) -> None:
@@ -197,7 +197,7 @@ def _joined(tables: Sequence[Table]) -> Table:
 def _check_alike(tensor: HeldTensor, first: HeldTensor, rank: int, holder: int) -> None:
     found, expected = ((one.dtype, one.global_shape) for one in (tensor, first))
     if found != expected:
-        raise AbortedError(
+        raise CorruptionError(
             "ranks hold different tensors under one name",
             where=f"{tensor.item}/{tensor.name}",
             expected=f"{expected[0]} of shape {expected[1]}, as on rank {holder}",
