@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from safepoint.manager import CheckpointManager as CheckpointManager
     from safepoint.progress import Progress as Progress
     from safepoint.restoring.outcome import RestoreReport as RestoreReport
+    from safepoint.retention.pins import pin as pin
+    from safepoint.retention.pins import unpin as unpin
     from safepoint.retention.policy import Keep as Keep
     from safepoint.retention.policy import keep as keep
     from safepoint.run import Run as Run
@@ -73,6 +75,7 @@ _HOMES = {
     "OutcomeUnknownError": "safepoint.errors",
     "per_rank": "safepoint.state.kinds",
     "permit": "safepoint.contract",
+    "pin": "safepoint.retention.pins",
     "Probe": "safepoint.state.probe",
     "Progress": "safepoint.progress",
     "Promise": "safepoint.contract",
@@ -92,6 +95,7 @@ _HOMES = {
     "StepTimes": "safepoint.stats",
     "StorageError": "safepoint.errors",
     "TornSnapshotError": "safepoint.errors",
+    "unpin": "safepoint.retention.pins",
 }
 
 __all__ = ["__version__", *_HOMES]

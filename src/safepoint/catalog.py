@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from safepoint.errors import CorruptionError, FormatVersionError, ObjectMissingError
-from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, RECORD_LIMIT_BYTES, Record, check_seal, unseal
+from safepoint.format.encoding import MANIFEST_LIMIT_BYTES
 from safepoint.format.manifest import Manifest, decode_manifest
 from safepoint.format.names import (
     GENERATIONS,
@@ -24,7 +24,6 @@ from safepoint.format.names import (
     MANIFEST,
     RUN_RECORD,
     TOMBSTONE,
-    VERIFIED,
     GenerationName,
     generation_path,
     incarnation_path,
@@ -38,10 +37,10 @@ from safepoint.format.records import (
     ResumedRecord,
     RunRecord,
     TombstoneRecord,
-    VerifiedRecord,
     check_resumed,
     is_on_chain,
 )
+from safepoint.notes import read_pin, read_record
 from safepoint.storage.base import Storage
 
 NEVER_COMPLETED = "no manifest: the save was never completed"
@@ -214,28 +213,26 @@ def examine_all(storage: Storage, lineage: Lineage) -> list[Generation]:
 
 
 def read_tombstone(storage: Storage, generation: str, lineage: Lineage) -> TombstoneRecord | None:
-    """Return a generation's tombstone if it is valid: by an incarnation on the chain, not on what was resumed last.
+    """Return a generation's tombstone if it is valid: by an incarnation on the chain, on neither what was resumed last
+    nor what is pinned.
 
-    Spec: C9.
+    Spec: C9, C12.8.
     """
-    record = _read(storage, generation_path(generation, TOMBSTONE), TombstoneRecord, [])
+    record = read_mark(storage, generation, lineage)
+    # In this order: a pin that was confirmed stood there before any tombstone did.
+    return record if record is not None and read_pin(storage, generation) is None else None
+
+
+def read_mark(storage: Storage, generation: str, lineage: Lineage) -> TombstoneRecord | None:
+    """Return the tombstone that would be valid if the generation were not pinned.
+
+    Spec: C12.3.
+    """
+    record = read_record(storage, generation_path(generation, TOMBSTONE), TombstoneRecord, [])
     if record is None or record.generation != generation or record.run != lineage.run:
         return None
     on_chain = any(link.incarnation == record.incarnation for link in lineage.chain)
     return record if on_chain and generation != lineage.resumed else None
-
-
-def read_verified(storage: Storage, generation: str) -> VerifiedRecord | None:
-    """Return the note that every byte of a generation was read back, if it speaks of the manifest that stands there."""
-    record = _read(storage, generation_path(generation, VERIFIED), VerifiedRecord, [])
-    if record is None or record.generation != generation:
-        return None
-    path = generation_path(generation, MANIFEST)
-    try:
-        digest = check_seal(storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES), where=path)
-    except (ObjectMissingError, CorruptionError):
-        return None
-    return record if record.manifest == digest else None
 
 
 def _without_manifest(storage: Storage, name: GenerationName, lineage: Lineage) -> Generation:
@@ -263,17 +260,6 @@ def _missing_object(storage: Storage, generation: str, owner: str, name: str, si
     return None
 
 
-def _read(storage: Storage, path: str, kind: type[Record], damage: list[Refusal]) -> Record | None:
-    """Return a small record, or None when it is absent or, then noted as damage, undecodable."""
-    try:
-        return unseal(storage.read(path, limit_bytes=RECORD_LIMIT_BYTES), kind, where=path)
-    except ObjectMissingError:
-        return None
-    except CorruptionError as exc:
-        damage.append(Refusal("", path, str(exc)))
-        return None
-
-
 def _manifest_of(storage: Storage, name: GenerationName, run: str | None) -> Manifest | None:
     """Return a generation's manifest if it can be read and belongs to the run (to any, for None)."""
     path = generation_path(str(name), MANIFEST)
@@ -296,7 +282,7 @@ def _incarnation(storage: Storage, number: int, damage: list[Refusal]) -> Incarn
 def _read_own(storage: Storage, number: int, suffix: str, kind: type[Start], damage: list[Refusal]) -> Start | None:
     """Return a record of one start; one that speaks of another start, or contradicts itself, is damage."""
     path = incarnation_path(number, suffix)
-    record = _read(storage, path, kind, damage)
+    record = read_record(storage, path, kind, damage)
     if record is None:
         return None
     if record.incarnation != number:
@@ -337,7 +323,7 @@ def _run_identity(
     storage: Storage, incarnations: list[Incarnation], generations: list[GenerationName], damage: list[Refusal]
 ) -> str | None:
     """Return the run's id: from its record, or, when that cannot be read, the one all other records agree on."""
-    record = _read(storage, RUN_RECORD, RunRecord, damage)
+    record = read_record(storage, RUN_RECORD, RunRecord, damage)
     claimed = {entry.record.run for entry in incarnations if entry.record is not None}
     claimed |= {entry.resumed.run for entry in incarnations if entry.resumed is not None}
     if record is None and not claimed:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.ambient import SystemAmbient
-from safepoint.catalog import examine_all, read_lineage, read_verified
+from safepoint.catalog import examine_all, read_lineage
 from safepoint.errors import CorruptionError, StorageError
 from safepoint.format.digest import digest_bytes, digest_file
 from safepoint.format.encoding import seal, unseal
@@ -19,6 +19,7 @@ from safepoint.format.index import Index, ObjectReference
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink
+from safepoint.notes import read_verified
 from safepoint.restoring import reread as rereading
 from safepoint.restoring.header import check_header
 from safepoint.restoring.verify import Verification, note_verified, verify_generation

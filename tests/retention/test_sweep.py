@@ -9,7 +9,6 @@ import pytest
 from safepoint.catalog import GenerationState, examine_all, read_lineage
 from safepoint.errors import StorageError
 from safepoint.format.encoding import seal
-from safepoint.format.index import ObjectReference
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink, TombstoneRecord
 from safepoint.retention.policy import keep
@@ -17,8 +16,18 @@ from safepoint.retention.sweep import sweep
 from safepoint.storage.base import Storage
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
-from tests.build import RUN, Values, floats, write_generation, write_incarnation, write_run
-from tests.retention.saves import CHAIN, DATA, INDEX, after_save, everything, folders, save, steps
+from tests.build import RUN, floats, write_generation, write_incarnation, write_run
+from tests.retention.saves import (
+    CHAIN,
+    DATA,
+    INDEX,
+    after_save,
+    borrowing_from,
+    everything,
+    folders,
+    save,
+    steps,
+)
 
 
 class FailingDeletes:
@@ -172,10 +181,7 @@ def test_an_object_that_a_remaining_manifest_names_stays(storage: MemoryStorage)
     Spec: C12.4.
     """
     base = write_generation(storage, 1, chain=CHAIN, items={"model": {"w": floats(1.0, 2.0)}})
-    path = generation_path(base, DATA)
-    reference = ObjectReference(base, DATA, storage.size(path), _digest_of(storage, base))
-    borrowed = Values("float32", (2,), floats(1.0, 2.0).data, borrowed={(0, 2): (reference, 4096)})
-    items = {"model": {"w": borrowed, "b": floats(3.0)}}
+    items = borrowing_from(storage, base)
     for step in (2, 3):
         write_generation(storage, step, chain=CHAIN, items=items)
     save(storage, 4)
@@ -229,9 +235,3 @@ def test_on_a_file_system_the_folders_of_swept_ones_are_gone(tmp_path: Path) -> 
         "000000000005",
         "000000000006",
     ]
-
-
-def _digest_of(storage: Storage, generation: str) -> str:
-    found = next(entry for entry in examine_all(storage, read_lineage(storage)) if entry.text == generation)
-    assert found.manifest is not None
-    return next(reference.digest for reference in found.manifest.objects if reference.name == DATA)

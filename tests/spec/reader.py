@@ -83,9 +83,9 @@ def committed(root: Path, name: str, run: str, chain: list[Any]) -> dict[str, An
     following = chain[numbers.index(order(name)[1]) + 1 :][:1]  # C9.3
     mark = record(root / "generations" / name / "deleted.json") or {"incarnation": 0}  # C12.3
     is_valid = mark["incarnation"] in numbers and (mark["run"], mark["generation"]) == (run, name)
-    if (is_valid and name != chain[-1]["resumed"]) or any(order(name)[0] > link["step"] for link in following):
-        return None
-    return manifest_of(root, name, run)
+    is_held = name == chain[-1]["resumed"] or (root / "generations" / name / "pinned.json").exists()  # C12.8
+    is_left = any(order(name)[0] > link["step"] for link in following)
+    return None if is_left or (is_valid and not is_held) else manifest_of(root, name, run)
 
 
 def contents(root: Path, name: str, manifest: dict[str, Any]) -> tuple[dict[str, list[Any]], dict[str, Any]]:

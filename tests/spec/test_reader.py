@@ -102,6 +102,9 @@ def test_it_falls_back_past_damage_and_passes_over_marks(storage: LocalStorage, 
     mark = TombstoneRecord(1, build.RUN, "step-000000000200-i000002-0badcafe", 2, "old", "00")
     storage.put(f"generations/{mark.generation}/deleted.json", sealed_tree({**_fields(mark)}))
     assert steps(root) == 100
+    storage.put(f"generations/{mark.generation}/pinned.json", b"whatever it says")
+    assert steps(root) == 200, "a mark on what is pinned is void"
+    storage.delete(f"generations/{mark.generation}/pinned.json")
     third = resumed(second, 3, mark.generation)
     build.write_incarnation(storage, 3, chain=third)
     assert steps(root) == 200, "a mark on what was resumed is void"

@@ -18,7 +18,7 @@ import typer
 from safepoint import __version__
 from safepoint.errors import InternalError, SafepointError, StorageError
 
-COMMANDS = ("ls", "show", "verify", "diff", "prune", "plan", "drill", "demo")
+COMMANDS = ("ls", "show", "verify", "diff", "prune", "pin", "unpin", "plan", "drill", "demo")
 
 _TRACEBACK = "--traceback"
 # What a shell tells of a tool that a broken pipe has ended: 128 and the number of the signal.
@@ -89,6 +89,10 @@ def _register(command: str, app: typer.Typer) -> None:
         from safepoint.cli.diff import register
     elif command == "prune":
         from safepoint.cli.prune import register
+    elif command == "pin":
+        from safepoint.cli.pin import register
+    elif command == "unpin":
+        from safepoint.cli.unpin import register
     elif command == "plan":
         from safepoint.cli.plan import register
     elif command == "drill":

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from safepoint.ambient import SystemAmbient
-from safepoint.catalog import Generation, GenerationState, examine_all, read_verified
+from safepoint.catalog import Generation, GenerationState, examine_all
 from safepoint.cli.display import JsonOption, age_s, age_text, print_json, print_line, print_table, size_text
 from safepoint.cli.source import Source, open_run
 from safepoint.format.names import generation_path
+from safepoint.notes import read_pin, read_verified
 
 
 def register(app: typer.Typer) -> None:
@@ -32,6 +33,7 @@ class _Row:
     world_size: int | None
     contract: str | None
     verified: str | None
+    pinned: str | None
     file: str | None
     reason: str | None
 
@@ -67,6 +69,7 @@ def _ls(run: Annotated[str, typer.Argument(metavar="RUN")], as_json: JsonOption 
 def _row(source: Source, entry: Generation, now_s: float) -> _Row:
     manifest = entry.manifest
     verified = read_verified(source.storage, entry.text) if manifest is not None else None
+    pin = read_pin(source.storage, entry.text)
     if manifest is not None:
         size_bytes = sum(item.size_bytes for item in manifest.objects if item.generation == entry.text)
     else:
@@ -81,6 +84,7 @@ def _row(source: Source, entry: Generation, now_s: float) -> _Row:
         world_size=manifest.world_size if manifest is not None else None,
         contract=manifest.contract if manifest is not None else None,
         verified=verified.verified if verified is not None else None,
+        pinned=pin.reason if pin is not None else None,
         file=entry.refusal.file if entry.refusal is not None else None,
         reason=entry.refusal.reason if entry.refusal is not None else _deleted_reason(entry),
     )
@@ -109,6 +113,8 @@ def _print_rows(rows: list[_Row]) -> None:
     columns = ["step", "state", "size", "age", "world", "asked", "verified", "generation"]
     print_table(columns, cells, numeric=["step", "size", "age", "world"])
     for row in rows:
+        if row.pinned is not None:
+            print_line(f"step {row.step} is pinned: {row.pinned}")
         if row.reason is not None:
             place = f"{row.file}: " if row.file is not None else ""
             print_line(f"step {row.step} is {row.state}: {place}{row.reason}")

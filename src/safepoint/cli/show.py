@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from safepoint.ambient import SystemAmbient
-from safepoint.catalog import Generation, read_verified
+from safepoint.catalog import Generation
 from safepoint.cli.display import (
     JsonOption,
     age_s,
@@ -25,6 +25,7 @@ from safepoint.contract import plain_text
 from safepoint.errors import CorruptionError, NotFoundError
 from safepoint.format.index import Tensor
 from safepoint.format.manifest import Manifest, RankConditions
+from safepoint.notes import read_pin, read_verified
 from safepoint.restoring.validate import read_indexes
 
 _MOST_RANKS_SHOWN = 8
@@ -47,12 +48,14 @@ def _show(
     manifest = _manifest_of(generation)
     tensors = _read_tensors(opened, manifest) if with_tensors else []
     verified = read_verified(opened.storage, generation.text)
+    pin = read_pin(opened.storage, generation.text)
     if as_json:
         answer = {
             "url": opened.url,
             "state": generation.state.value,
             "reason": _reason(generation),
             "verified": verified.verified if verified is not None else None,
+            "pinned": pin.reason if pin is not None else None,
             "manifest": msgspec.to_builtins(manifest),
         }
         if with_tensors:
@@ -70,6 +73,7 @@ def _show(
             "verified": verified.verified if verified is not None else "not noted",
             "promise asked": manifest.contract,
         }
+        | ({"pinned": pin.reason} if pin is not None else {})
     )
     _print_manifest(manifest)
     if with_tensors:

@@ -20,6 +20,7 @@ JOURNAL = "journal"
 MANIFEST = "manifest.json"
 TOMBSTONE = "deleted.json"
 VERIFIED = "verified.json"
+PIN = "pinned.json"
 TEMPORARY_PREFIX = ".tmp-"
 
 MAX_STEP = 10**12 - 1

@@ -1,4 +1,4 @@
-"""The small records beside the manifest: run, incarnation, resumed, refused, tombstone, verified.
+"""The small records beside the manifest: run, incarnation, resumed, refused, tombstone, verified, pin.
 
 Spec: F6.
 """
@@ -114,6 +114,17 @@ class VerifiedRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generation: str
     manifest: str
     verified: str
+    nonce: str
+
+
+class PinRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keep a generation whatever retention decides. `pinned` is the time, for people."""
+
+    format: Count
+    run: str
+    generation: str
+    reason: str
+    pinned: str
     nonce: str
 
 

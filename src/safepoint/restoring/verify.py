@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from safepoint.ambient import Ambient
-from safepoint.catalog import Generation, read_verified
+from safepoint.catalog import Generation
 from safepoint.errors import CorruptionError, ObjectExistsError, ObjectMissingError
 from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, check_seal, seal
 from safepoint.format.index import Index, ObjectReference
@@ -25,6 +25,7 @@ from safepoint.format.plain import decode_plain
 from safepoint.format.records import VerifiedRecord
 from safepoint.format.version import FORMAT_VERSION
 from safepoint.joining.claim import utc_text
+from safepoint.notes import read_verified
 from safepoint.restoring.boxes import boxes_by_tensor, check_boxes
 from safepoint.restoring.digests import other_digests
 from safepoint.restoring.header import check_header

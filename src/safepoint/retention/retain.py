@@ -16,7 +16,7 @@ from safepoint.catalog import Lineage, examine_all, read_lineage
 from safepoint.errors import CorruptionError, FormatVersionError, StorageError
 from safepoint.retention.mark import mark
 from safepoint.retention.policy import Decision, Keep, decide, find_unmet
-from safepoint.retention.survey import candidates_among, resumed_lately
+from safepoint.retention.survey import candidates_among, pins_among, resumed_lately
 from safepoint.retention.sweep import SweepReport, sweep
 from safepoint.storage.base import Storage
 
@@ -98,5 +98,6 @@ def plan_retention(
     """
     candidates = candidates_among(storage, examine_all(storage, lineage), unknown=unknown)
     reasons = {generation: "protected by its manager" for generation in protected} | resumed_lately(lineage)
+    reasons |= pins_among(storage, (entry.generation for entry in candidates))
     decisions = decide(candidates, policy, protected=reasons)
     return RetentionPlan(tuple(decisions), find_unmet(candidates, policy))

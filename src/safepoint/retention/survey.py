@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from safepoint.catalog import Generation, GenerationState, Lineage, read_verified
+from safepoint.catalog import Generation, GenerationState, Lineage
 from safepoint.errors import CorruptionError
 from safepoint.format.manifest import Manifest
 from safepoint.format.plain import decode_plain
+from safepoint.notes import read_pin, read_verified
 from safepoint.retention.policy import Candidate, Standing
 from safepoint.storage.base import Storage
 
@@ -69,6 +70,15 @@ def resumed_lately(lineage: Lineage) -> dict[str, str]:
     links += lineage.chain[1:][-2:]
     found = {link.resumed: link.incarnation for link in links if link.resumed is not None}
     return {generation: f"incarnation {number} resumed from it" for generation, number in found.items()}
+
+
+def pins_among(storage: Storage, generations: Iterable[str]) -> dict[str, str]:
+    """Return the pinned ones of some generations, each with the reason that protects it.
+
+    Spec: C12.8.
+    """
+    pins = ((generation, read_pin(storage, generation)) for generation in generations)
+    return {generation: f"pinned: {pin.reason}" for generation, pin in pins if pin is not None}
 
 
 def _numbers(manifest: Manifest) -> Mapping[str, float]:

@@ -29,6 +29,7 @@ from safepoint.format.names import (
     is_object_name,
 )
 from safepoint.joining.claim import Claim, check_not_fenced
+from safepoint.notes import read_pin
 from safepoint.retention.policy import has_two_copies
 from safepoint.retention.survey import objects_of, resumed_lately
 from safepoint.storage.base import Entry, Storage
@@ -122,7 +123,8 @@ def _read_all(storage: Storage, lineage: Lineage, protected: Collection[str]) ->
         try:
             data = storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES)
         except ObjectMissingError:
-            bare.append(name)
+            if read_pin(storage, str(name)) is None:
+                bare.append(name)
             continue
         manifests[str(name)] = decode_manifest(data, where=path, generation=str(name))
     resumed = resumed_lately(lineage)
