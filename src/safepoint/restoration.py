@@ -13,6 +13,7 @@ from safepoint.due import DueSaves
 from safepoint.errors import SafepointError
 from safepoint.joining.follower import RankSession
 from safepoint.membership import Membership, record_start
+from safepoint.restoring.collector import collector_at_rest
 from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext, Restored, restore_late
@@ -69,13 +70,14 @@ class Restoration:
         needs_one = wish.required or self._boundary.progress.step > 0 or bool(self._membership.unusable)
         wish = Wish(wish.step, wish.branch, needs_one and source is None)
         choice, other = self._ranks.all(lambda: self._checked(wish, source, options))
-        report = self._membership.enter(
-            wish,
-            lambda lineage: begin(
-                self._context(), lineage, wish, choice, source=other, restarts=self._membership.restarts
-            ),
-            partial(self._settle_on, choice=choice, is_branch=wish.branch),
-        )
+        with collector_at_rest():
+            report = self._membership.enter(
+                wish,
+                lambda lineage: begin(
+                    self._context(), lineage, wish, choice, source=other, restarts=self._membership.restarts
+                ),
+                partial(self._settle_on, choice=choice, is_branch=wish.branch),
+            )
         self._membership.unusable = ""
         return report
 

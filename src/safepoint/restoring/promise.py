@@ -5,7 +5,7 @@ Spec: C11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from safepoint.restoring.own_conditions import compared_with
 from safepoint.restoring.together import Ranks, merged_findings
 from safepoint.restoring.topology import topology_reasons
 from safepoint.restoring.validate import SavedState
+from safepoint.state.item import STREAMS_ITEM, Item
 
 if TYPE_CHECKING:
     # Restoring runs without torch, which a probe needs.
@@ -83,6 +84,24 @@ def with_probe(
     return lowered(
         promise, [Reason("probe", "approximate", one.subject, one.saved, one.current) for one in differences]
     )
+
+
+def changed_items(promise: Promise, items: Mapping[str, Item], permitted: frozenset[str]) -> frozenset[str]:
+    """Return the names of the items that a permitted difference makes other than they were saved.
+
+    Args:
+        promise: The promise, with its reasons.
+        items: The live items.
+        permitted: The words that the contract permits.
+    """
+    if any(reason.word == "device" and reason.subject == "device" for reason in promise.reasons):
+        # What an item says of itself names the kind of device it lies on.
+        return frozenset(items)
+    words = {reason.word for reason in promise.reasons}
+    named = {word.split(".")[0] for word in words & permitted if "." in word or word == STREAMS_ITEM}
+    if "scheduler" in words:
+        named |= {name for name, item in items.items() if item.type in ("scheduler", "optimizer")}
+    return frozenset(named)
 
 
 def lowered(promise: Promise, found: Sequence[Reason]) -> Promise:

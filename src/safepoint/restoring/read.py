@@ -14,10 +14,11 @@ Spec: C11.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.digest import running_digest
@@ -48,7 +49,13 @@ class _Begun:
     tasks: list[Future[int]]
 
 
-def read(storage: Storage, reads: Sequence[TensorRead], *, arrivals: dict[BoxKey, Arrival] | None = None) -> int:
+def read(
+    storage: Storage,
+    reads: Sequence[TensorRead],
+    *,
+    arrivals: dict[BoxKey, Arrival] | None = None,
+    near: Mapping[str, int] = MappingProxyType({}),
+) -> int:
     """Fill all targets and return the number of bytes read and checked.
 
     A target whose bytes do not match is never committed; targets that were filled before it hold new bytes, so the
@@ -58,6 +65,7 @@ def read(storage: Storage, reads: Sequence[TensorRead], *, arrivals: dict[BoxKey
         storage: Where the run lies.
         reads: The plan.
         arrivals: Takes what each target was filled with, if given.
+        near: Up to which byte files have been read ahead, by path; these tensors come first.
 
     Raises:
         CorruptionError: A chunk's bytes contradict its digest; names file, tensor, rows, expected and found.
@@ -68,7 +76,7 @@ def read(storage: Storage, reads: Sequence[TensorRead], *, arrivals: dict[BoxKey
     count = READERS if isinstance(storage, Streaming) else 0
     with Workers(count) as workers:
         buffers = deque(aligned_buffer(TRANSFER_BYTES) for _ in range(max(count, 1)))
-        for batch in batches_of(reads):
+        for batch in batches_of(reads, near=near):
             held_bytes = _held_bytes(batch)
             while begun and (len(begun) == _MOST_BATCHES or _sum_of(begun) + held_bytes > _MOST_HELD_BYTES):
                 total += _finish(begun.popleft(), workers, arrivals)

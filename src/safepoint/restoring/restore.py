@@ -22,8 +22,9 @@ from safepoint.catalog import Lineage
 from safepoint.contract import UNCHANGED, Contract, Promise, Reason, check_contract, lowest
 from safepoint.errors import CorruptionError, MismatchError, ObjectMissingError, SafepointError, advise
 from safepoint.format.manifest import Conditions, Manifest
-from safepoint.format.names import generation_path
+from safepoint.format.names import data_name, generation_path
 from safepoint.format.records import Refusal
+from safepoint.restoring.ahead import Ahead
 from safepoint.restoring.apply import apply
 from safepoint.restoring.arrival import Arrival, BoxKey
 from safepoint.restoring.deal import deal_boxes, deal_state, told_manifest
@@ -31,13 +32,13 @@ from safepoint.restoring.derive import with_derived_streams
 from safepoint.restoring.match import Choice, Match, match
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
-from safepoint.restoring.promise import find_promise, lowered, with_probe
+from safepoint.restoring.promise import changed_items, find_promise, lowered, with_probe
 from safepoint.restoring.read import read
 from safepoint.restoring.read_back import ReadBack, merged_read_backs, read_back
 from safepoint.restoring.select import Wish, lost_after, nothing_found, select, superseded_by
 from safepoint.restoring.together import Ranks, merged_names
 from safepoint.restoring.validate import SavedState, check_headers, without_owner
-from safepoint.state.item import STREAMS_ITEM, Item, Permits
+from safepoint.state.item import Item, Permits
 from safepoint.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -243,26 +244,29 @@ def _restore_one(
 ) -> None:
     clock, ranks, storage = context.ambient.monotonic, context.ranks, context.storage
     times = [clock()]
-
-    saved = deal_state(ranks, storage, manifest, full=full)
-    saved = ranks.all(lambda: _derived(context, saved))
-    matched = match(saved, context.items, choice, context.contract.words, ranks=ranks)
-    promise = _promise(context, saved, matched)
-    times.append(clock())
-
     permits = Permits(context.contract.words, context.contract.current)
-    saved, reads = _planned(context, saved, matched, permits, storage=storage)
-    context.on_touch()
-    outcome.is_mixed = True
-    written_before = outcome.touched - {(one.item, one.name) for one in reads}
-    outcome.touched |= {(one.item, one.name) for one in reads}
-    arrivals: dict[BoxKey, Arrival] = {}
-    counts = ranks.joined(
-        lambda: [len(reads), read(storage, reads, arrivals=arrivals if context.reads_back else None)],
-        lambda parts: [sum(column) for column in zip(*parts, strict=True)],
-        list[int],
-    )
-    times.append(clock())
+    with Ahead(storage, _own_file(manifest, ranks.rank)) as ahead:
+        saved = deal_state(ranks, storage, manifest, full=full)
+        saved = ranks.all(lambda: _derived(context, saved))
+        matched = match(saved, context.items, choice, context.contract.words, ranks=ranks)
+        promise = _promise(context, saved, matched)
+        times.append(clock())
+
+        saved, reads = _planned(context, saved, matched, permits, storage=storage)
+        times.append(clock())
+        near = ahead.end()
+        context.on_touch()
+        outcome.is_mixed = True
+        written_before = outcome.touched - {(one.item, one.name) for one in reads}
+        outcome.touched |= {(one.item, one.name) for one in reads}
+        arrivals: dict[BoxKey, Arrival] = {}
+        taken = arrivals if context.reads_back else None
+        counts = ranks.joined(
+            lambda: [len(reads), read(storage, reads, arrivals=taken, near=near)],
+            lambda parts: [sum(column) for column in zip(*parts, strict=True)],
+            list[int],
+        )
+        times.append(clock())
 
     left = ranks.joined(lambda: _applied(saved, matched, permits, written_before), merged_names, list[str])
     times.append(clock())
@@ -281,7 +285,7 @@ def _restore_one(
         outcome.promise = with_probe(promise, context.probe, manifest, permitted=context.contract.words, ranks=ranks)
         outcome.checks += ["the probe's numbers"] if context.probe is not None else []
     times.append(clock())
-    phases = ("validate", "read", "apply", "check")
+    phases = ("validate", "plan", "read", "apply", "check")
     outcome.durations_s.update({name: times[n + 1] - times[n] for n, name in enumerate(phases)})
 
 
@@ -308,6 +312,11 @@ def _planned(
         return reads
 
     return dealt, ranks.all(plan)
+
+
+def _own_file(manifest: Manifest, rank: int) -> str:
+    """Return the data file that a rank reads most of, if it is there and the ranks are the same."""
+    return generation_path(manifest.generation, data_name(rank, max(manifest.world_size, rank + 1)))
 
 
 def _applied(saved: SavedState, matched: Match, permits: Permits, written_before: set[tuple[str, str]]) -> list[str]:
@@ -363,7 +372,7 @@ def _read_back(
         lambda: read_back(
             saved,
             matched.items,
-            changed=_changed(context, promise),
+            changed=changed_items(promise, context.items, context.contract.words),
             arrivals=arrivals,
             is_split=_is_split(context, saved),
             is_full=context.reads_back == "full",
@@ -375,23 +384,6 @@ def _read_back(
     reached = Promise(lowest(reason.level for reason in found.reasons), found.reasons)
     check_contract(context.contract, reached, where=saved.manifest.generation, aftermath=_NOT_TAKEN)
     return found
-
-
-def _changed(context: RestoreContext, promise: Promise) -> frozenset[str]:
-    """Return the items that a permitted difference makes other than they were saved."""
-    if any(reason.word == "device" and reason.subject == "device" for reason in promise.reasons):
-        # What an item says of itself names the kind of device it lies on.
-        return frozenset(context.items)
-    words = {reason.word for reason in promise.reasons} & context.contract.words
-    named = frozenset(word.split(".")[0] for word in words if "." in word or word == STREAMS_ITEM)
-    return named | _with_scheduler(context, promise)
-
-
-def _with_scheduler(context: RestoreContext, promise: Promise) -> frozenset[str]:
-    """Return the schedulers and optimizers when a schedule's permitted change makes their state another one."""
-    if not any(reason.word == "scheduler" for reason in promise.reasons):
-        return frozenset()
-    return frozenset(name for name, item in context.items.items() if item.type in ("scheduler", "optimizer"))
 
 
 def _refusal(generation: str, error: CorruptionError | ObjectMissingError) -> Refusal:

@@ -3,15 +3,17 @@
 1. A run is a stretch of one file that one thread reads from front to back: chunks that follow each other there and are
    read in place, together no larger than `RUN_BYTES`, or a single chunk of any size.
 2. A batch is one large tensor, or small ones that follow each other. Its targets are committed together.
-3. The largest tensors come first, so that the last runs are small ones and the threads end together.
+3. The largest tensors come first, so that the last runs are small ones and the threads end together; before them, those
+   that lie where the file has been read ahead.
 
 Spec: C11.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from safepoint.restoring.plan import ChunkRead, TensorRead
 
@@ -52,11 +54,21 @@ class Batch:
         yield from _closed(open_parts)
 
 
-def batches_of(reads: Sequence[TensorRead]) -> Iterator[Batch]:
-    """Yield all tensors of a plan, the large ones first, the small ones as they lie on disk."""
+def batches_of(reads: Sequence[TensorRead], *, near: Mapping[str, int] = MappingProxyType({})) -> Iterator[Batch]:
+    """Yield all tensors of a plan: large ones first, of them those that are near; small ones as they lie on disk.
+
+    Args:
+        reads: The plan.
+        near: Up to which byte files are near, by path.
+    """
     sizes = [sum(chunk.size_bytes for chunk in read.chunks) for read in reads]
     large = [number for number, size in enumerate(sizes) if size >= RUN_BYTES]
-    for number in sorted(large, key=lambda number: -sizes[number]):
+
+    def turn(number: int) -> tuple[int, int]:
+        first = reads[number].chunks[0]
+        return (0, first.offset_bytes) if first.offset_bytes < near.get(first.path, 0) else (1, -sizes[number])
+
+    for number in sorted(large, key=turn):
         yield Batch((reads[number],))
     gathered: list[TensorRead] = []
     gathered_bytes = 0

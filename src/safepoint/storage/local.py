@@ -194,6 +194,14 @@ class LocalStorage:
                     found=f"{size_bytes} bytes",
                 )
 
+    def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
+        """Have the system's cache take up a range of the file; see `safepoint.storage.reading.Foreseeing`."""
+        with self._opened(path) as (descriptor, end_bytes):
+            is_offered = hasattr(os, "posix_fadvise")
+            if is_offered and offset_bytes < end_bytes:
+                os.posix_fadvise(descriptor, offset_bytes, size_bytes, os.POSIX_FADV_WILLNEED)
+            return is_offered and offset_bytes + size_bytes < end_bytes
+
     @contextlib.contextmanager
     def opened(self, path: str, buffer: memoryview, *, is_past_cache: bool = False) -> Iterator[LocalReader]:
         """Open a file for reading in runs; see `safepoint.storage.reading.Streaming`."""

@@ -45,6 +45,21 @@ class Streaming(Protocol):
         """
 
 
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A storage that can be told what will be read soon."""
+
+    def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
+        """Have bytes of an object brought near, and return whether more of it may follow behind them.
+
+        It may wait for the medium. Whatever it does, what is read later is the same.
+
+        Raises:
+            CorruptionError: What stands there is no object.
+            StorageError: It cannot be opened.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class PlainReader:
     """Read an object through the verb that every storage has."""

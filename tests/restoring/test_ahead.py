@@ -1,0 +1,132 @@
+"""Reading ahead: a hint, which ends when the reading begins; and what else a restore holds still."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import safepoint as sp
+from safepoint.errors import StorageError
+from safepoint.format.extent import Box
+from safepoint.restoring.ahead import Ahead
+from safepoint.restoring.collector import collector_at_rest
+from safepoint.restoring.plan import ChunkRead, TensorRead
+from safepoint.restoring.runs import RUN_BYTES, batches_of
+from safepoint.storage.local import LocalStorage
+from safepoint.storage.memory import MemoryStorage
+from safepoint.storage.reading import Foreseeing
+
+STEP = 16 << 20
+
+
+class Asked(MemoryStorage):
+    """Note what is foreseen; each time, wait until the test lets it end."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int, int]] = []
+        self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+        self._fails = fails
+
+    def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
+        self.calls.append((path, offset_bytes, size_bytes))
+        self.begun.release()
+        self.may_end.acquire()
+        if self._fails:
+            raise StorageError("a test's disk does not answer", where=path)
+        return True
+
+
+def test_a_file_is_asked_for_piece_by_piece_until_the_reading_begins() -> None:
+    storage = Asked()
+    with Ahead(storage, "f") as ahead:
+        storage.begun.acquire()
+        storage.may_end.release()
+        storage.begun.acquire()
+        assert ahead.end() == {"f": STEP}
+        storage.may_end.release()
+    assert storage.calls == [("f", 0, STEP), ("f", STEP, STEP)]
+
+
+def test_a_failure_of_reading_ahead_is_nobodys_and_ends_it() -> None:
+    storage = Asked(fails=True)
+    storage.may_end.release()
+    with Ahead(storage, "f") as ahead:
+        storage.begun.acquire()
+    assert ahead.end() == {"f": 0}
+    assert len(storage.calls) == 1
+
+
+def test_a_storage_that_cannot_foresee_is_left_alone() -> None:
+    assert not isinstance(MemoryStorage(), Foreseeing)
+    with Ahead(MemoryStorage(), "f") as ahead:
+        assert ahead.end() == {"f": 0}
+
+
+def test_a_file_that_is_not_there_is_no_failure_of_reading_ahead(tmp_path: Path) -> None:
+    with Ahead(LocalStorage(tmp_path), "generations/absent/f") as ahead:
+        pass
+    assert ahead.end() == {"generations/absent/f": 0}
+
+
+def test_files_are_asked_for_up_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, *rest: asked.append(rest))
+    (tmp_path / "f").write_bytes(b"x" * 100)
+    storage = LocalStorage(tmp_path)
+    assert storage.foresee("f", 0, 60)
+    assert not storage.foresee("f", 60, 60)
+    assert not storage.foresee("f", 120, 60)
+    assert asked == [(0, 60, os.POSIX_FADV_WILLNEED), (60, 60, os.POSIX_FADV_WILLNEED)]
+
+
+def test_large_tensors_that_are_near_come_first_then_the_largest() -> None:
+    sizes = [RUN_BYTES, 3 * RUN_BYTES, RUN_BYTES + 4, 2 * RUN_BYTES, 8]
+    reads = list(_in_one_file(sizes))
+    near = {"f": sizes[0] + 1, "other": 1 << 40}
+    names = [batch.tensors[0].name for batch in batches_of(reads, near=near)]
+    assert names == ["w0", "w1", "w3", "w2", "w4"]
+    assert [batch.tensors[0].name for batch in batches_of(reads)] == ["w1", "w3", "w2", "w0", "w4"]
+
+
+def _in_one_file(sizes: Sequence[int]) -> Sequence[TensorRead]:
+    begin, reads = 0, []
+    for number, size in enumerate(sizes):
+        chunk = ChunkRead("f", begin, size, (0, 1), "0" * 32, Box((0,), (1,)), (0,), 0)
+        reads.append(TensorRead("model", f"w{number}", 4, (), (chunk,)))
+        begin += size
+    return reads
+
+
+def test_no_cycle_is_collected_within_the_block_and_the_collector_is_left_as_it_was() -> None:
+    assert gc.isenabled()
+    with pytest.raises(StorageError), collector_at_rest():
+        assert not gc.isenabled()
+        raise StorageError("a test's error", where="f")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collector_at_rest():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_restore_reads_its_own_file_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(2, 2)
+    with sp.CheckpointManager(tmp_path, {"model": model}) as manager:
+        manager.restore()
+        manager.after_update()
+        generation = manager.save().wait().generation
+    asked: list[str] = []
+    monkeypatch.setattr(LocalStorage, "foresee", lambda self, path, *range: asked.append(path))
+    with sp.CheckpointManager(tmp_path, {"model": model}) as manager:
+        assert manager.restore().step == 1
+    assert asked == [f"generations/{generation}/rank-00000-of-00001.safetensors"]
