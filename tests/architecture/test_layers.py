@@ -27,7 +27,7 @@ LAYERS = (
     ("errors",),
     ("ambient",),
     ("storage", "group", "format", "signals"),
-    ("contract", "progress", "stop", "notes"),
+    ("contract", "progress", "stop", "notes", "duration"),
     ("catalog", "state", "data", "faults", "journal"),
     ("joining", "passes"),
     ("saving", "restoring", "retention", "schedule", "planning", "boundary", "evidence", "checkpoints"),

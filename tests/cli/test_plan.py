@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from safepoint.cli import main
-from safepoint.cli.quantities import duration_s, duration_text, rate, size_bytes
+from safepoint.cli.quantities import rate, size_bytes
+from safepoint.duration import duration_s, duration_text
 from safepoint.errors import RequestError
 from safepoint.format.records import LineageLink
 from safepoint.storage.local import LocalStorage

@@ -50,6 +50,36 @@ def test_a_dry_run_explains_every_decision_and_changes_nothing(run: Path, capsys
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+def test_a_dry_run_explains_also_what_no_policy_decides_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Marked, never completed and being made, and what cannot be read, which stops all."""
+    storage = LocalStorage(run)
+    assert main(["prune", str(run), "--keep-last", "5"]) == 0
+    write_generation(storage, 650, chain=CHAIN, is_committed=False)
+    chain = (*CHAIN, LineageLink(2, "step-000000000600-i000001-0badcafe", 600))
+    write_incarnation(storage, 2, chain=chain)
+    write_generation(storage, 700, chain=chain)
+    write_generation(storage, 800, chain=chain, is_committed=False)
+    words = ["prune", str(run), "--keep-last", "9", "--within", "36h", "--dry-run", "--json"]
+    capsys.readouterr()
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    reasons = {entry["step"]: (entry["is_kept"], "; ".join(entry["reasons"])) for entry in told["decisions"]}
+    assert sorted(reasons) == [100, 200, 300, 400, 500, 600, 650, 700, 800]
+    assert reasons[800] == (True, "not completed, or being made; only a newer start sweeps it")
+    assert reasons[650] == (False, "never completed, by an earlier start; its data go first")
+    assert reasons[100] == (False, "marked earlier (no rule keeps it); its data go first")
+    assert "saved within 36 h before the newest ones" in reasons[200][1]
+    freed = sum(path.stat().st_size for step in (100, 650) for path in run.glob(f"generations/step-{step:012d}*/rank*"))
+    assert told["swept"]["freed_bytes"] == freed
+    damaged = run / "generations/step-000000000300-i000001-0badcafe/manifest.json"
+    damaged.chmod(0o600)
+    damaged.write_bytes(b"")
+    assert main(words) == 1
+    shown = capsys.readouterr()
+    assert "nothing would be marked or deleted: a manifest cannot be decoded" in shown.err
+    assert next(one for one in json.loads(shown.out)["decisions"] if one["step"] == 300)["is_kept"]
+
+
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
 def test_a_metric_that_no_checkpoint_has_is_said_before_anything_is_marked(
     run: Path, options: list[str], capsys: pytest.CaptureFixture[str]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import math
+import random
 
 import pytest
 
 from safepoint.errors import RequestError
 from safepoint.retention.policy import Candidate, Decision, Keep, Standing, decide, find_unmet, keep
+
+WRONG_TIMES: list[dict[str, object]] = [
+    {"within": within} for within in ("36", "", 0, -1, math.nan, math.inf, True, datetime.timedelta(0), [])
+]
 
 
 def candidate(
@@ -17,10 +23,13 @@ def candidate(
     loss: float | None = None,
     is_verified: bool = False,
     shares: str | None = None,
+    hour: float | None = None,
 ) -> Candidate:
     name = f"g{step}"
     objects = {(name, "data")} | ({(shares, "data")} if shares else set())
-    return Candidate(name, step, standing, is_verified, {} if loss is None else {"loss": loss}, frozenset(objects))
+    metrics = {} if loss is None else {"loss": loss}
+    saved_s = None if hour is None else hour * 3600
+    return Candidate(name, step, standing, is_verified, metrics, frozenset(objects), saved_s)
 
 
 def kept(candidates: list[Candidate], policy: Keep, **protected: str) -> list[int]:
@@ -136,6 +145,69 @@ def test_a_protected_one_stays() -> None:
     assert kept([candidate(step) for step in range(1, 6)], keep(last=2), g1="resumed from it") == [1, 4, 5]
 
 
+def at_hours(*hours: float | None) -> list[Candidate]:
+    """Return checkpoints of the steps 1, 2, 3 … that say that they were saved at these hours."""
+    return [candidate(step, hour=hour) for step, hour in enumerate(hours, start=1)]
+
+
+@pytest.mark.parametrize("within", ["3h", 3 * 3600, datetime.timedelta(hours=3)])
+def test_what_was_saved_within_a_time_before_the_newest_two_stays(within: str | float | datetime.timedelta) -> None:
+    assert kept(at_hours(0, 1, 2, 3, 4, 5, 6), keep(last=1, within=within)) == [3, 4, 5, 6, 7]
+
+
+def test_a_clock_that_was_set_back_lets_nothing_go_that_is_not_older_by_it() -> None:
+    """A day back after the third: by its own times the third will be old in more than a day."""
+    assert kept(at_hours(0, 1, 2, -22, -21, -20), keep(last=1, within="3h")) == [1, 2, 3, 4, 5, 6]
+    assert kept(at_hours(0, 1, 2, -22, -21, *range(-20, 9)), keep(last=1, within="3h"))[:2] == [30, 31]
+
+
+def test_one_that_lies_before_an_older_one_is_as_young_as_that() -> None:
+    """For the fourth save alone the clock was a day behind."""
+    assert kept(at_hours(0, 1, 2, -21, 4, 5), keep(last=1, within="3h")) == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("newest", [(6.0, 9000.0), (9000.0, 6.0), (9000.0, None), (6.0, -9000.0)])
+def test_a_clock_that_is_ahead_for_one_save_ages_no_other(newest: tuple[float, float | None]) -> None:
+    assert set(range(4, 8)) <= set(kept(at_hours(0, 1, 2, 3, 4, 5, *newest), keep(last=1, within="3h")))
+
+
+def test_one_far_ahead_stays_and_keeps_no_other() -> None:
+    """Else everything since would stay until that time has come."""
+    assert kept(at_hours(0, 9000, 2, 3, 4, 5, 6, 7), keep(last=1, within="3h")) == [2, 4, 5, 6, 7, 8]
+
+
+def test_one_whose_time_cannot_be_read_stays() -> None:
+    assert kept(at_hours(0, None, 2, 9, 10), keep(last=1, within="3h")) == [2, 4, 5]
+    assert kept(at_hours(None, None, None, None), keep(last=1, within="3h")) == [1, 2, 3, 4]
+
+
+def test_a_single_wrong_time_never_lets_another_one_go(chance: random.Random) -> None:
+    """What is within the time by the right clock stays, whatever one save says of itself."""
+    for _ in range(300):
+        hours: list[float | None] = []
+        hour = 0.0
+        for _ in range(chance.randint(3, 12)):
+            hour += chance.uniform(0.1, 2.0)
+            hours.append(hour)
+        wrong = chance.randrange(len(hours))
+        young = {step for step, at in enumerate(hours, start=1) if at is not None and hour - at <= 5.0} - {wrong + 1}
+        hours[wrong] = chance.choice([None, chance.uniform(-1e5, 1e5), chance.uniform(0, hour)])
+        assert young <= set(kept(at_hours(*hours), keep(last=1, within="5h"))), (hours, wrong)
+
+
+def test_a_clock_that_only_goes_back_lets_nothing_go_that_is_young(chance: random.Random) -> None:
+    for _ in range(300):
+        hour, behind = 0.0, 0.0
+        right, told = [], []
+        for _ in range(chance.randint(3, 12)):
+            hour += chance.uniform(0.1, 2.0)
+            behind += chance.choice([0.0, 0.0, chance.uniform(0, 48)])
+            right.append(hour)
+            told.append(hour - behind)
+        young = {step for step, at in enumerate(right, start=1) if hour - at <= 5.0}
+        assert young <= set(kept(at_hours(*told), keep(last=1, within="5h"))), told
+
+
 def test_every_decision_gives_its_reasons() -> None:
     candidates = [candidate(step, loss=float(step)) for step in (5, 4, 3, 2, 1)]
     decisions = decide(candidates, keep(last=2, best=("loss", "min"), every=3), protected={"g2": "pinned"})
@@ -150,8 +222,16 @@ def test_every_decision_gives_its_reasons() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"last": 0}, {"last": True}, {"every": 0}, {"every": 1.5}, {"best": "loss"}, {"best": ("loss", "least")}],
+    [
+        {"last": 0},
+        {"last": True},
+        {"every": 0},
+        {"every": 1.5},
+        {"best": "loss"},
+        {"best": ("loss", "least")},
+        *WRONG_TIMES,
+    ],
 )
 def test_an_unusable_policy_is_refused_at_once(arguments: dict[str, object]) -> None:
-    with pytest.raises(RequestError, match="retention policy"):
+    with pytest.raises(RequestError, match=r"retention policy|duration"):
         keep(**arguments)  # type: ignore[arg-type]  # wrong on purpose

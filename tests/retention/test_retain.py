@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 from safepoint.ambient import SystemAmbient
 from safepoint.catalog import GenerationState, examine_all, read_lineage
 from safepoint.errors import StorageError
@@ -10,6 +13,7 @@ from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink, VerifiedRecord
 from safepoint.retention.policy import keep
 from safepoint.retention.retain import retain
+from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
 from tests.build import RUN, begin, flip, write_generation, write_incarnation
 from tests.retention.saves import CHAIN, DATA, after_save, everything, folders, save, steps
@@ -133,6 +137,25 @@ def test_what_the_newest_two_starts_resumed_from_is_not_marked(storage: MemorySt
     for step in (4, 5, 6):
         save(storage, step, chain=third)
     assert steps(storage) == [1, 5, 6]
+
+
+def test_the_best_one_survives_restarts_moves_of_the_folder_and_values_that_are_no_number(tmp_path: Path) -> None:
+    """Who is the best is told by the manifests alone: no start, place or NaN changes it. The last start resumed 8, the
+    one before it 7.
+    """
+    policy, chain = keep(last=2, best=("loss", "min")), CHAIN
+    begin(LocalStorage(tmp_path / "0"))
+    losses = {1: 3.0, 2: 0.5, 3: math.nan, 4: 2.0, 5: -math.inf, 6: math.nan, 7: 0.5, 8: 0.6, 9: math.nan}
+    for step, loss in losses.items():
+        storage = LocalStorage(tmp_path / str(step - 1))
+        if step > 1:
+            chain = (*chain, LineageLink(step, examine_all(storage, read_lineage(storage))[0].text, step - 1))
+            write_incarnation(storage, step, chain=chain)
+        told = {"loss": {"$float": "nan" if math.isnan(loss) else loss.hex()}}
+        write_generation(storage, step, chain=chain, metrics=told)
+        after_save(storage, policy, step)
+        (tmp_path / str(step - 1)).rename(tmp_path / str(step))
+    assert steps(LocalStorage(tmp_path / "9")) == [2, 7, 8, 9]
 
 
 def test_no_policy_marks_nothing(storage: MemoryStorage) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from safepoint.cli.quantities import duration_s, rate, size_bytes
+from safepoint.cli.quantities import rate, size_bytes
+from safepoint.duration import duration_s
 from safepoint.errors import RequestError
 from safepoint.planning.costs import Costs
 from safepoint.planning.optimum import best_work

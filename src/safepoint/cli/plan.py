@@ -10,7 +10,7 @@ import typer
 
 from safepoint.cli.costs import Inputs, Typed, read_inputs
 from safepoint.cli.display import JsonOption, print_facts, print_json, print_line, print_table
-from safepoint.cli.quantities import duration_text
+from safepoint.duration import duration_text
 from safepoint.errors import RequestError
 from safepoint.planning.figure import draw
 from safepoint.planning.forecast import Forecast, Incident, divide, forecast, incident

@@ -12,6 +12,7 @@ from safepoint.cli.display import JsonOption, print_json, print_line, print_tabl
 from safepoint.cli.source import Source, open_run
 from safepoint.errors import FencedError, NotFoundError, RequestError
 from safepoint.joining.holder import find_holder
+from safepoint.retention.explain import explain_retention
 from safepoint.retention.policy import Best, Decision, Keep, keep
 from safepoint.retention.retain import RetentionReport, plan_retention, retain
 
@@ -26,6 +27,9 @@ def _prune(
     keep_last: Annotated[int, typer.Option("--keep-last", help="How many of the newest checkpoints stay.")],
     every: Annotated[int | None, typer.Option("--every", help="Keep one for each multiple of so many steps.")] = None,
     best: Annotated[str | None, typer.Option("--best", help="Keep the best by a metric, as in loss:min.")] = None,
+    within: Annotated[
+        str | None, typer.Option("--within", help="Keep what was saved within this time before the newest, as in 36h.")
+    ] = None,
     is_dry: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be decided, and why.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -35,17 +39,13 @@ def _prune(
     least two checkpoints that share nothing stay. Refuses while a job holds the run, and where no checkpoint has the
     metric of --best.
     """
-    policy = keep(keep_last, best=_best(best), every=every)
+    policy = keep(keep_last, best=_best(best), every=every, within=within)
     source = open_run(run)
     source.require_lineage()
     if policy.best is not None:
         _check_best(source, policy)
     if is_dry:
-        decisions = plan_retention(source.storage, source.lineage, policy).decisions
-        if as_json:
-            print_json({"decisions": [asdict(decision) for decision in decisions]})
-        else:
-            _print_decisions(decisions)
+        _explain(source, policy, as_json=as_json)
         return
     report = _retain(source, policy)
     if as_json:
@@ -66,6 +66,21 @@ def _check_best(source: Source, policy: Keep) -> None:
     unmet = plan_retention(source.storage, source.lineage, policy).unmet
     if unmet:
         raise RequestError("a rule keeps nothing", where="--best", found=unmet, remedy="Nothing was marked.")
+
+
+def _explain(source: Source, policy: Keep, *, as_json: bool) -> None:
+    lineage = source.lineage
+    incarnation = lineage.chain[-1].incarnation if lineage.chain else 0
+    explained = explain_retention(source.storage, lineage, policy, incarnation=incarnation)
+    if as_json:
+        print_json(asdict(explained))
+    else:
+        _print_decisions(explained.decisions)
+        if explained.swept.freed_bytes:
+            print_line(f"{size_text(explained.swept.freed_bytes)} of what was marked earlier would go at once")
+    if explained.swept.stopped:
+        warn(f"nothing would be marked or deleted: {explained.swept.stopped}")
+        raise typer.Exit(1)
 
 
 def _retain(source: Source, policy: Keep) -> RetentionReport:

@@ -4,18 +4,21 @@
    never takes the place of a good one, and one whose outcome is unknown is neither counted nor deleted.
 2. Two good checkpoints that share no object always stay, whatever the policy says, or else nothing is deleted.
 3. The newest one whose every byte was read back stays until a newer one was read back.
-4. No time enters.
+4. No clock is read. Ages are told by the times that the run's own saves recorded, and a wrong time keeps more, not
+   less, wherever another time shows that it is wrong.
 
 Spec: C12.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from safepoint.duration import duration_text, seconds_of
 from safepoint.errors import RequestError
 
 Standing = Literal["good", "damaged", "superseded", "unknown"]
@@ -35,9 +38,12 @@ class Keep:
     last: int
     every: int | None = None
     best: Best | None = None
+    within_s: float | None = None
 
     def __post_init__(self) -> None:
         best = self.best
+        if self.within_s is not None:
+            seconds_of(self.within_s, option="keep(within=...)")
         if not _is_count(self.last):
             raise _unusable("last", "1 or more", self.last)
         if self.every is not None and not _is_count(self.every):
@@ -48,8 +54,14 @@ class Keep:
             raise _unusable("best", "(name, 'min' or 'max')", best)
 
 
-def keep(last: int = 3, *, best: Best | None = None, every: int | None = None) -> Keep:
-    """Keep the newest checkpoints, the best one, and one at regular steps; whatever one of them keeps stays.
+def keep(
+    last: int = 3,
+    *,
+    best: Best | None = None,
+    every: int | None = None,
+    within: str | float | datetime.timedelta | None = None,
+) -> Keep:
+    """Keep the newest checkpoints, the best one, one at regular steps and the recent ones; what one rule keeps stays.
 
     Two checkpoints that share nothing stay in any case, also with ``last=1``.
 
@@ -58,18 +70,21 @@ def keep(last: int = 3, *, best: Best | None = None, every: int | None = None) -
         best: A metric given to `after_update` and whether its ``min`` or ``max`` is best; a checkpoint without a finite
             value is never the best, and of equal ones the older stays.
         every: Keep, for each multiple of this number of steps, the first good checkpoint at or after it.
+        within: Keep what was saved within this time before the newest ones, by the times that they recorded: text such
+            as ``36h``, a `timedelta`, or seconds.
 
     Raises:
         RequestError: A value is out of range.
     """
-    return Keep(last, every, best)
+    return Keep(last, every, best, None if within is None else seconds_of(within, option="keep(within=...)"))
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Hold what the policy needs to know of one generation.
 
-    `objects` are those that its manifest names, as (generation, name), an ancestor's included.
+    `objects` are those that its manifest names, as (generation, name), an ancestor's included. `saved_s` is when it was
+    saved, as it says, in seconds since 1970; None where that cannot be read.
     """
 
     generation: str
@@ -78,6 +93,7 @@ class Candidate:
     is_verified: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     objects: frozenset[tuple[str, str]] = frozenset()
+    saved_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +131,8 @@ def decide(candidates: Sequence[Candidate], policy: Keep, *, protected: Mapping[
             reasons[generation].append(f"the first at or after step {multiple} (every {policy.every})")
     if policy.best is not None:
         _add_best(good, policy.best, reasons)
+    if policy.within_s is not None:
+        _add_recent(good, policy.within_s, reasons)
     verified = next((entry for entry in good if entry.is_verified), None)
     if verified is not None:
         reasons[verified.generation].append("the newest whose every byte was read back")
@@ -171,6 +189,28 @@ def _add_best(good: Sequence[Candidate], best: Best, reasons: dict[str, list[str
         return
     value, entry = (min if mode == "min" else max)(finite, key=lambda pair: pair[0])
     reasons[entry.generation].append(f"the best by {metric} ({mode} {value:g})")
+
+
+def _add_recent(good: Sequence[Candidate], within_s: float, reasons: dict[str, list[str]]) -> None:
+    """Keep those whose age is not shown to be greater.
+
+    A clock may have been wrong at any save. "Now" is the earlier of the newest two recorded times, so that one save
+    with a time far ahead ages nothing. A time that lies behind that of an older checkpoint is wrong, or the older one's
+    is: the greater of them counts. One that lies ahead of "now" tells no age, and its checkpoint stays.
+    """
+    now_s = min([entry.saved_s for entry in good if entry.saved_s is not None][:2], default=math.inf)
+    latest_s = -math.inf
+    recent = f"saved within {duration_text(within_s)} before the newest ones"
+    for position, entry in reversed(list(enumerate(good))):
+        if entry.saved_s is None:
+            reasons[entry.generation].append("its age is not known: when it was saved cannot be read")
+        elif entry.saved_s > now_s:
+            wrong = "its age is not known: it says that it was saved after the newest ones"
+            reasons[entry.generation].append(recent if position < 2 else wrong)
+        else:
+            latest_s = max(latest_s, entry.saved_s)
+            if now_s - latest_s <= within_s:
+                reasons[entry.generation].append(recent)
 
 
 def _add_others(

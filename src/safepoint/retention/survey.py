@@ -5,6 +5,7 @@ Spec: C12.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -48,6 +49,7 @@ def candidates_among(
                 is_verified=standing == "good" and read_verified(storage, entry.text) is not None,
                 metrics=_numbers(entry.manifest),
                 objects=objects_of(entry.manifest),
+                saved_s=_moment(entry.manifest.created),
             )
         )
     return found
@@ -79,6 +81,15 @@ def pins_among(storage: Storage, generations: Iterable[str]) -> dict[str, str]:
     """
     pins = ((generation, read_pin(storage, generation)) for generation in generations)
     return {generation: f"pinned: {pin.reason}" for generation, pin in pins if pin is not None}
+
+
+def _moment(text: str) -> float | None:
+    """Return a recorded time in seconds since 1970, or None for a text that is none, or that names no zone."""
+    try:
+        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return moment.timestamp() if moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _numbers(manifest: Manifest) -> Mapping[str, float]:

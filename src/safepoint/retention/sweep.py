@@ -74,6 +74,7 @@ def sweep(
     *,
     protected: Collection[str] = (),
     unknown: Collection[str] = (),
+    is_dry: bool = False,
 ) -> SweepReport:
     """Delete the data of marked generations and of saves that were never completed.
 
@@ -86,6 +87,7 @@ def sweep(
         incarnation: The start that sweeps.
         protected: Generations that are left alone whatever they bear.
         unknown: Generations whose save ended without a known outcome: left alone as well, and counted as no copy.
+        is_dry: Whether to report only, and to delete nothing.
 
     Spec: C12.
     """
@@ -106,7 +108,7 @@ def sweep(
         if stopped:
             break
         try:
-            size_bytes, is_gone = _delete_generation(storage, name, needed)
+            size_bytes, is_gone = _delete_generation(storage, name, needed, is_dry=is_dry)
         except (StorageError, CorruptionError) as exc:
             warnings.append(f"{name} could not be deleted: {exc}")
             continue
@@ -190,7 +192,7 @@ def _sweepable(lineage: Lineage, incarnation: int, contents: _Contents, protecte
     yield from sorted({*contents.marked, *uncompleted} - resumed_lately(lineage).keys())
 
 
-def _delete_generation(storage: Storage, generation: str, needed: Owned) -> tuple[int, bool]:
+def _delete_generation(storage: Storage, generation: str, needed: Owned, *, is_dry: bool) -> tuple[int, bool]:
     """Delete what is ours and not needed in one folder, and return (bytes freed, whether the generation is gone).
 
     The order is: objects, then the manifest, then the tombstone, then the folder. If we die among the objects, the
@@ -200,8 +202,11 @@ def _delete_generation(storage: Storage, generation: str, needed: Owned) -> tupl
     folder = generation_path(generation)
     entries = [entry for entry in storage.list(folder) if not entry.is_folder]
     objects = [entry for entry in entries if _is_disposable(entry) and (generation, entry.name) not in needed]
+    is_needed = any((generation, entry.name) in needed for entry in entries)
+    if is_dry:
+        return sum(entry.size_bytes for entry in objects), not is_needed
     freed = _delete(storage, folder, objects)
-    if any((generation, entry.name) in needed for entry in entries):
+    if is_needed:
         return freed, False
     for name in (MANIFEST, TOMBSTONE):
         freed += _delete(storage, folder, [entry for entry in entries if entry.name == name])
