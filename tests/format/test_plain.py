@@ -210,6 +210,24 @@ def test_a_form_that_no_writer_makes_is_refused(form: object) -> None:
     assert caught.value.where == "rank-00000-of-00001.json: model"
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"ä": 1},
+        {"$bytes": "AP9="},
+        {"$set": [9, 10]},
+        {"$frozenset": ["b", "a"]},
+        {"$path": ["pure_posix", "a//b"]},
+        {"$path": ["pure_windows", "a/b"]},
+    ],
+    ids=repr,
+)
+def test_a_second_form_of_a_value_is_refused(form: object) -> None:
+    """Spec: F4.1, F4.5, F4.6"""
+    with pytest.raises(CorruptionError):
+        decode_plain(form)
+
+
 def test_a_list_that_contains_itself_is_told_by_its_number() -> None:
     form = {"$shared": [3, [1, {"$same": 3}]]}
     assert decode_plain(form) == Shared(3, [1, Same(3)])

@@ -67,8 +67,8 @@ class _Decoder:
             raise self._bad("a value of the closed set", type(form).__name__)
         tag = next(iter(form), "")
         if not tag.startswith("$"):
-            if any(key.startswith("$") for key in form):
-                raise self._bad("an object without tags", sorted(form)[0][:40])
+            if not is_plain_object(form):
+                raise self._bad("an object of ASCII keys without tags", ascii(sorted(form)[0][:40]))
             return {key: self.decode(element, depth + 1) for key, element in form.items()}
         if len(form) != 1:
             raise self._bad("an object with one tag", f"{len(form)} keys beside {tag[:40]!r}")
@@ -106,6 +106,8 @@ class _Decoder:
 
     def _unique(self, payload: Any, depth: int, kind: Callable[[list[object]], Any]) -> object:
         elements = self._elements(payload, depth)
+        if payload != sorted(payload, key=repr):
+            raise self._bad("a set sorted by the forms of its elements", "another order")
         values = kind(elements)
         if len(values) != len(elements):
             raise self._bad("a set without repetition", "a repeated element")
@@ -201,6 +203,14 @@ def _hex(value: object) -> bytes:
     return data
 
 
+def _base64(value: object) -> bytes:
+    text = _text(value)
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data).decode("ascii") != text:
+        raise ValueError("not in canonical form")
+    return data
+
+
 def _surrogate_text(value: object) -> str:
     text = _hex(value).decode("utf-8", "surrogatepass")
     try:
@@ -261,7 +271,10 @@ def _path(parts: list[Any]) -> pathlib.PurePath:
     flavour, form = parts
     if isinstance(form, dict) and list(form) == ["$str"]:
         form = _surrogate_text(form["$str"])
-    return _PATHS[_text(flavour)](_text(form))
+    path = _PATHS[_text(flavour)](_text(form))
+    if str(path) != form:
+        raise ValueError("not in canonical form")
+    return path
 
 
 _HERE = type(pathlib.Path())
@@ -278,7 +291,7 @@ _DECODERS: dict[str, Callable[[Any], object]] = {
     "$int": _decode_int,
     "$str": _surrogate_text,
     "$complex": _fields(2, lambda p: complex(_decode_float(p[0]), _decode_float(p[1]))),
-    "$bytes": lambda p: base64.b64decode(_text(p), validate=True),
+    "$bytes": _base64,
     "$datetime": _folded(datetime.datetime),
     "$date": _iso(datetime.date),
     "$time": _folded(datetime.time),
