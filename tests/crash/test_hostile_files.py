@@ -101,6 +101,13 @@ def test_a_plain_value_cannot_name_code() -> None:
         assert steps_refused(start_on(storage_of({**RUN, INDEX: hostile, MANIFEST: manifest}))) == [50]
 
 
+def test_an_index_that_says_the_same_in_other_bytes_is_not_the_one_that_the_manifest_names() -> None:
+    """Spec: F3.10, F7.4"""
+    other = resealed(RUN[INDEX], '"rank": 0', '"rank":0 ')
+    assert len(other) == len(RUN[INDEX])
+    assert steps_refused(start_on(storage_of({**RUN, INDEX: other}))) == [50]
+
+
 def with_index(manifest: bytes, index: bytes) -> bytes:
     """Return a manifest that names this index instead of its own."""
     old = RUN[INDEX]

@@ -49,6 +49,7 @@ CHANGES: dict[str, Callable[[Tree], object]] = {
     "rows backwards": lambda t: weight(t)["chunks"][0].update(rows=[2, 0]),
     "no row": lambda t: weight(t)["chunks"][0].update(rows=[0, 0], size_bytes=0),
     "rows beyond": lambda t: weight(t)["chunks"][1].update(rows=[2, 5]),
+    "rows moved": lambda t: weight(t)["chunks"][0].update(rows=[1, 3]),
     "rows lost": lambda t: weight(t)["chunks"].pop(),
     "rows doubled": lambda t: weight(t)["chunks"].append(weight(t)["chunks"][1]),
     "three row numbers": lambda t: weight(t)["chunks"][0].update(rows=[0, 1, 2]),

@@ -8,6 +8,8 @@ import pytest
 
 from safepoint.catalog import GenerationState, examine_all, read_lineage
 from safepoint.errors import StorageError
+from safepoint.faults.script import Effect, Fault, FaultScript, SimulatedCrash
+from safepoint.faults.storage import FaultyStorage
 from safepoint.format.encoding import seal
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink, TombstoneRecord
@@ -136,11 +138,19 @@ def test_only_a_newer_start_that_has_committed_sweeps_what_was_never_completed(s
     assert folders(storage) == [1, 3, 4, 5]
 
 
-def test_fewer_than_two_good_ones_stop_the_sweep(storage: MemoryStorage) -> None:
-    """Spec: C12.5."""
+@pytest.mark.parametrize("is_there", [False, True])
+def test_fewer_than_two_good_ones_stop_the_sweep(storage: MemoryStorage, is_there: bool) -> None:
+    """A file that lacks its end is no better than one that is gone.
+
+    Spec: C12.5.
+    """
     for step in (1, 2, 3):
         save(storage, step)
-    storage.delete(generation_path("step-000000000003-i000001-0badcafe", INDEX))
+    path = generation_path("step-000000000003-i000001-0badcafe", INDEX)
+    data = storage.read(path, limit_bytes=1 << 20)
+    storage.delete(path)
+    if is_there:
+        storage.publish(path, data[:-1])
     before = everything(storage)
     assert "fewer than two" in after_save(storage).stopped
     assert everything(storage) == before
@@ -195,22 +205,25 @@ def test_an_object_that_a_remaining_manifest_names_stays(storage: MemoryStorage)
     assert steps(storage) == [5, 6, 7]
 
 
-def test_a_sweep_that_was_cut_short_is_taken_up_again(storage: MemoryStorage) -> None:
-    """Dies after each single deletion in turn; readers never see more than a marked or an uncompleted save.
+@pytest.mark.parametrize("count", range(5))
+def test_a_sweep_that_was_cut_short_is_taken_up_again(storage: MemoryStorage, count: int) -> None:
+    """It dies at each deletion in turn; readers never see more than a marked or an uncompleted save.
 
     Spec: C8.3, C12.4.
     """
     for step in (1, 2, 3):
         save(storage, step)
-    marked = generation_path("step-000000000001-i000001-0badcafe")
-    for name in (DATA, INDEX, "manifest.json", "deleted.json"):
-        storage.delete(f"{marked}/{name}")
-        state = examine_all(storage, read_lineage(storage))[-1].state
-        assert state in (GenerationState.DELETED, GenerationState.PENDING)
-    chain = (*CHAIN, LineageLink(2, "step-000000000003-i000001-0badcafe", 3))
+    write_generation(storage, 4, chain=CHAIN)
+    dying = FaultyStorage(storage, FaultScript((Fault(Effect.STOP, verb="delete*", occurrence=count, lasts=True),)))
+    with pytest.raises(SimulatedCrash):
+        after_save(dying)
+    assert [verb for _, verb, _ in dying.operations].count("delete") == min(count + 1, 4)
+    state = examine_all(storage, read_lineage(storage))[-1].state
+    assert state in (GenerationState.DELETED, GenerationState.PENDING)
+    chain = (*CHAIN, LineageLink(2, "step-000000000004-i000001-0badcafe", 4))
     write_incarnation(storage, 2, chain=chain)
-    save(storage, 4, chain=chain)
-    assert folders(storage) == [2, 3, 4]
+    save(storage, 5, chain=chain)
+    assert 1 not in folders(storage)
 
 
 def test_records_of_starts_are_never_deleted(storage: MemoryStorage) -> None:
