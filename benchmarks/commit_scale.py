@@ -47,6 +47,7 @@ from safepoint.saving.commit import settle
 from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
 from safepoint.saving.describe import Place
 from safepoint.saving.form import form_of
+from safepoint.saving.increment import full
 from safepoint.saving.layout import columns_of, cut_digest, layout_of
 from safepoint.saving.plan import Agreed, Planner
 from safepoint.saving.stage import ImageOrigin
@@ -244,9 +245,8 @@ def _save(
     times.append(time.perf_counter())
     place = Place(generation, 0, world_size, frozenset())
     nothing = ImageOrigin(memoryview(b""), piece_bytes=SIZE_BYTES)
-    save = StagedSave(
-        agreed.plan, agreed.snapshot, place, form_of((), is_alone=False), nothing, agreed.division, (), "", {}
-    )
+    form = form_of((), is_alone=False)
+    save = StagedSave(agreed.plan, agreed.snapshot, place, form, full(form), nothing, agreed.division, (), "", {})
     mine = _of(own, context.claim.run, generation)
     result: SaveResult = settle(
         context, save, mine, vote(context.group, mine, deadline_s=DEADLINE_S), PhaseClock(context, {})

@@ -35,7 +35,7 @@ from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
-from safepoint.settings import check_kinds, check_switches, check_values, compared_every, read_back_of
+from safepoint.settings import check_kinds, check_switches, check_values, compared_every, full_every, read_back_of
 from safepoint.signals import DEFAULT_SIGNALS, Signals
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
@@ -63,6 +63,8 @@ class CheckpointManager:
         save: When `after_update` saves; None saves only on `save()`.
         keep: Which checkpoints stay; None keeps all.
         background: Write while training goes on; the copy is made at the boundary in any case.
+        incremental: Write what has changed since the last save, and refer to the rest where it lies. Of so many saves
+            one is full; True stands for 16.
         config: The user's own settings, a plain value; a restore compares them.
         accumulation: Microbatches per update, if declared; else it is observed.
         probe: A function without side effects that gives numbers for a fixed batch, compared after a restore.
@@ -96,6 +98,7 @@ class CheckpointManager:
         save: Schedule | None = None,
         keep: Keep | None = None,
         background: bool = False,
+        incremental: bool | int = False,
         config: object = None,
         accumulation: int | None = None,
         probe: Probe | Any = None,
@@ -122,8 +125,7 @@ class CheckpointManager:
         self._probe, plain = as_probe(probe), encode_plain(config, path="config")
         self._group = group = find_group(ambient=ambient, process_group=process_group, deadline_s=deadline_s)
         self._registry, ranks = (registry := Registry()), group.world_size
-        self._evidence = Evidence.find(self._ambient, self._registry.items)
-        self._stop = Stop(signals, group, ambient)
+        self._evidence, self._stop = Evidence.find(ambient, registry.items), Stop(signals, group, ambient)
         self._saver = saver = Saver(
             self._storage,
             group,
@@ -131,6 +133,7 @@ class CheckpointManager:
             schedule=save or Schedule(),
             keep=keep,
             background=background,
+            full_every=full_every(incremental),
             deadline_s=deadline_s,
             evidence=self._evidence,
             compares_every=compares_every,
@@ -324,11 +327,7 @@ class CheckpointManager:
         self._saver.raise_owed(waits=True, deadline_s=deadline_s, is_explicit=True)
 
     def close(self) -> None:
-        """Make a save that is still due, wait for the one in flight, raise what is owed, and let the run go.
-
-        Raises:
-            SafepointError: A save failed.
-        """
+        """Make a save that is still due, wait for the one in flight, raise what is owed, and let the run go."""
         try:
             if self._membership.is_joined and not self._boundary.open_because():
                 self._due.make(is_explicit=True)

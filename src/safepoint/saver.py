@@ -33,6 +33,7 @@ from safepoint.retention.retain import retain
 from safepoint.saving.background import BackgroundSaver, SaveHandle
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.context import SaveContext, SaveResult, StagedSave, Workspace
+from safepoint.saving.increment import Increments
 from safepoint.saving.plan import Planner
 from safepoint.saving.save import begin, finish
 from safepoint.schedule import DueClock, Schedule
@@ -55,6 +56,7 @@ class Saver:
         schedule: When a save is due.
         keep: Which checkpoints stay; None keeps all.
         background: Whether the second half of a save runs beside the training.
+        full_every: Of so many saves one refers to no earlier one.
         deadline_s: How long a save waits for other ranks.
         evidence: Told each phase and each commit.
         compares_every: Replicas on several ranks are compared at every so manieth save; 0 for never.
@@ -71,6 +73,7 @@ class Saver:
         schedule: Schedule,
         keep: Keep | None,
         background: bool,
+        full_every: int = 1,
         deadline_s: float,
         evidence: Evidence,
         compares_every: int = 1,
@@ -90,7 +93,7 @@ class Saver:
         self._is_background = background
         self._deadline_s = deadline_s
         self._evidence = evidence
-        self._workspace = Workspace()
+        self._workspace = Workspace(increments=Increments(full_every))
         self._thread = BackgroundSaver(ambient)
         self._failures = 0
         self._unmet = ""

@@ -12,6 +12,9 @@ from safepoint.retention.policy import Keep
 from safepoint.schedule import Schedule
 from safepoint.signals import Signals
 
+# What is kept may refer to files of so many saves, and no older one goes before a full one stands beside it.
+_FULL_EVERY = 16
+
 
 def check_kinds(*, contract: object, save: object, keep: object, signals: object, on_exception: object) -> None:
     """Raise `RequestError` for a setting that is not what its function makes, or no word that there is."""
@@ -53,6 +56,17 @@ def read_back_of(value: object) -> bool | Literal["full"]:
     if value == "full":
         return "full"
     raise _wrong("read_back", 'True, False or "full"', value)
+
+
+def full_every(incremental: object) -> int:
+    """Return of how many saves one is full, or raise `RequestError` for a number that is none."""
+    if incremental is True:
+        return _FULL_EVERY
+    if incremental is False:
+        return 1
+    if type(incremental) is not int or incremental < 1:
+        raise _wrong("incremental", "True, False, or of how many saves one is full", incremental)
+    return incremental
 
 
 def compared_every(agreement: object, on_disagreement: object) -> int:

@@ -23,8 +23,8 @@ class SaveCost:
     """Tell what one committed save cost.
 
     `blocked_s` is how long the training stood still for it, the wait for the save before it included. `total_s` is from
-    its beginning until it was committed. `phases_s` are the seconds of each phase, and `size_bytes` what all ranks
-    stored, as in `SaveResult`.
+    its beginning until it was committed. `phases_s` are the seconds of each phase, `size_bytes` what all ranks wrote,
+    and `referenced_bytes` what they left where it lay, as in `SaveResult`.
     """
 
     step: int
@@ -32,6 +32,7 @@ class SaveCost:
     blocked_s: float
     total_s: float
     size_bytes: int
+    referenced_bytes: int
     phases_s: dict[str, float]
 
 
@@ -140,7 +141,13 @@ class Costs:
 
 def _cost(running: Running, result: SaveResult, blocked_s: float) -> SaveCost:
     return SaveCost(
-        result.step, result.generation, blocked_s, running.total_s, result.size_bytes, dict(result.timings_s)
+        step=result.step,
+        generation=result.generation,
+        blocked_s=blocked_s,
+        total_s=running.total_s,
+        size_bytes=result.size_bytes,
+        referenced_bytes=result.referenced_bytes,
+        phases_s=dict(result.timings_s),
     )
 
 

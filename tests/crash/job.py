@@ -28,6 +28,7 @@ from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.saving.capture import Snapshot, capture
 from safepoint.saving.context import Workspace
+from safepoint.saving.increment import Increments
 from safepoint.saving.ring import Ring
 from safepoint.schedule import Schedule
 from safepoint.state.item import CapturedItem, CapturedTensor, Item, Permits, SavedItem, Target, TensorSpec
@@ -129,6 +130,7 @@ class Job:
         keeps: Keep | None = LAST_TWO,
         is_background: bool = False,
         piece_bytes: int = 4096,
+        full_every: int = 1,
     ) -> None:
         self.storage = storage
         self.world = world
@@ -137,6 +139,9 @@ class Job:
         self.items: dict[str, Item] = {}
         self.weights = [Weights("first"), Weights("second")]
         self.items.update({entry.name: entry for entry in self.weights})
+        if full_every > 1:
+            # There has to be something to refer to.
+            self.items["frozen"] = Weights("frozen")
         self.membership = Membership(
             storage, self.ambient, group=SoloGroup(), environment=dict, takeover=takeover, restart=False
         )
@@ -151,7 +156,7 @@ class Job:
             evidence=Evidence(None, self.items),
         )
         # A file of two pieces, by default, of which the second is filled while the first is written.
-        self.saver._workspace = Workspace(ring=Ring(piece_bytes=piece_bytes))
+        self.saver._workspace = Workspace(ring=Ring(piece_bytes=piece_bytes), increments=Increments(full_every))
         if not is_background:
             self.saver.close()
         self.session: Session | None = None

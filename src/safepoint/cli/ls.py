@@ -34,6 +34,7 @@ class _Row:
     contract: str | None
     verified: str | None
     pinned: str | None
+    refers_to: list[str]
     file: str | None
     reason: str | None
 
@@ -85,6 +86,7 @@ def _row(source: Source, entry: Generation, now_s: float) -> _Row:
         contract=manifest.contract if manifest is not None else None,
         verified=verified.verified if verified is not None else None,
         pinned=pin.reason if pin is not None else None,
+        refers_to=manifest.ancestors if manifest is not None else [],
         file=entry.refusal.file if entry.refusal is not None else None,
         reason=entry.refusal.reason if entry.refusal is not None else _deleted_reason(entry),
     )
@@ -115,6 +117,8 @@ def _print_rows(rows: list[_Row]) -> None:
     for row in rows:
         if row.pinned is not None:
             print_line(f"step {row.step} is pinned: {row.pinned}")
+        if row.refers_to:
+            print_line(f"step {row.step} refers to files of {', '.join(row.refers_to)}")
         if row.reason is not None:
             place = f"{row.file}: " if row.file is not None else ""
             print_line(f"step {row.step} is {row.state}: {place}{row.reason}")

@@ -56,6 +56,7 @@ def _show(
             "reason": _reason(generation),
             "verified": verified.verified if verified is not None else None,
             "pinned": pin.reason if pin is not None else None,
+            "refers_to": manifest.ancestors,
             "manifest": msgspec.to_builtins(manifest),
         }
         if with_tensors:
@@ -74,6 +75,7 @@ def _show(
             "promise asked": manifest.contract,
         }
         | ({"pinned": pin.reason} if pin is not None else {})
+        | ({"refers to": ", ".join(manifest.ancestors)} if manifest.ancestors else {})
     )
     _print_manifest(manifest)
     if with_tensors:

@@ -15,6 +15,7 @@ class Ballot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Report one rank's stored objects, or why it could not store them (`refusal` is not empty).
 
     `layout` is the digest of the boxes that it stored. `shares` are what it adds to the digest of each item (F7.5).
+    `referenced_bytes` is the size of the chunks that lie in ancestors' files.
     `replicas` holds a digest of checksums for each set of boxes that it shares with other ranks, by the set's number.
     """
 
@@ -28,6 +29,7 @@ class Ballot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusal: str = ""
     shares: dict[str, str] = {}
     replicas: dict[str, str] = {}
+    referenced_bytes: Count = 0
 
 
 def check_ballots(ballots: list[Ballot], *, run: str, generation: str, incarnation: int, world_size: int) -> None:

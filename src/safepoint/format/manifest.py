@@ -104,6 +104,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timings_s: dict[str, float]
     nonce: str
 
+    @property
+    def ancestors(self) -> list[str]:
+        """Return the generations whose files it refers to, oldest first."""
+        return sorted({entry.generation for entry in self.objects} - {self.generation})
+
 
 def decode_manifest(data: bytes, *, where: str, generation: str) -> Manifest:
     """Return a manifest, having checked everything that its own text can tell.

@@ -196,7 +196,9 @@ def _decide(
         ) from exc
     clock.leave()
     size_bytes = sum(reference.size_bytes for reference in voted if reference.generation == save.generation)
-    return SaveResult(save.generation, save.plan.step, size_bytes, context.storage.durability, clock.timings_s)
+    referenced_bytes = sum(ballot.referenced_bytes for ballot in ballots)
+    durability = context.storage.durability
+    return SaveResult(save.generation, save.plan.step, size_bytes, referenced_bytes, durability, clock.timings_s)
 
 
 def _agreement(context: SaveContext, save: StagedSave, division: Division, difference: str, doubts: Doubts) -> str:

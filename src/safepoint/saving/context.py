@@ -13,6 +13,7 @@ from safepoint.saving.capture import Snapshot
 from safepoint.saving.describe import Place
 from safepoint.saving.divide import Division
 from safepoint.saving.form import FileForm, Forms
+from safepoint.saving.increment import Increment, Increments
 from safepoint.saving.pieces import ReplicaSums
 from safepoint.saving.plan import Plan, Planner
 from safepoint.saving.pour import Origin
@@ -23,11 +24,12 @@ from safepoint.storage.base import Durability, Storage
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Keep what saves use one after the other: memory, and what the last one's file looked like."""
+    """Keep what saves use one after the other: memory, what the last one's file looked like, and what it stored."""
 
     forms: Forms = field(default_factory=Forms)
     ring: Ring = field(default_factory=Ring)
     buffer: StagingBuffer = field(default_factory=StagingBuffer)
+    increments: Increments = field(default_factory=Increments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,15 @@ class SaveContext:
 class StagedSave:
     """Hold a save of a boundary that all ranks have agreed on: what this rank writes, and where its bytes come from.
 
-    `division` is there on the leader only; `noted` is the first entry of the plain trees that ranks hold differently.
+    `form` is that of the file that is written; `increment` says what lies in ancestors' files. `division` is there on
+    the leader only; `noted` is the first entry of the plain trees that ranks hold differently.
     """
 
     plan: Plan
     snapshot: Snapshot
     place: Place
     form: FileForm
+    increment: Increment
     origin: Origin
     division: Division | None
     sums: tuple[ReplicaSums, ...]
@@ -78,13 +82,15 @@ class StagedSave:
 class SaveResult:
     """Report a committed save: every sync was seen to succeed and the manifest was read back.
 
-    `size_bytes` are those of all ranks; `timings_s` the seconds of the leader's phases. `durability` says what it
-    survives: ``process`` death, ``power`` loss, or loss of a disk (``replicated``).
+    `size_bytes` are those of what all ranks wrote, `referenced_bytes` of what they left where it lay. `timings_s` are
+    the seconds of the leader's phases. `durability` says what it survives: ``process`` death, ``power`` loss, or loss
+    of a disk (``replicated``).
     """
 
     generation: str
     step: int
     size_bytes: int
+    referenced_bytes: int
     durability: Durability
     timings_s: dict[str, float]
 

@@ -12,7 +12,8 @@ from safepoint.format.digest import digest_file
 from safepoint.format.index import Chunk, Index, IndexedItem, ObjectReference, Tensor
 from safepoint.format.names import data_name
 from safepoint.format.state_digest import item_digest, rank_share
-from safepoint.saving.form import Entry, FileForm
+from safepoint.saving.form import FileForm
+from safepoint.saving.increment import Increment
 from safepoint.state.snapshot import SnapshotItem
 
 
@@ -32,7 +33,9 @@ class Place:
     has_own_tree: frozenset[str] = frozenset()
 
 
-def index_of(form: FileForm, digests: Sequence[str], items: Sequence[SnapshotItem], place: Place) -> Index:
+def index_of(
+    form: FileForm, digests: Sequence[str], items: Sequence[SnapshotItem], place: Place, increment: Increment
+) -> Index:
     """Return a rank's index.
 
     Args:
@@ -40,21 +43,36 @@ def index_of(form: FileForm, digests: Sequence[str], items: Sequence[SnapshotIte
         digests: Those of the form's extents, the header's first.
         items: The items of the snapshot.
         place: Whose index this is.
+        increment: What lies in ancestors' files.
     """
     header_digest, *chunk_digests = digests
-    left = iter(chunk_digests)
-    tensors = tuple(_tensor(entry, [next(left) for _ in entry.chunks]) for entry in form.entries)
     name = data_name(place.rank, place.world_size)
     digest = digest_file(header_digest, chunk_digests)
+    own = ObjectReference(place.generation, name, form.size_bytes, digest)
+    offsets = (chunk.offset_bytes for entry in form.entries for chunk in entry.chunks)
+    written = iter(zip(offsets, chunk_digests, strict=True))
+    kept = iter(increment.kept)
+    numbers = {own: 0}
+    tensors = []
+    for entry in increment.whole.entries:
+        chunks = []
+        for chunk in entry.chunks:
+            stored = next(kept)
+            reference = own if stored is None else stored.reference
+            number = numbers.setdefault(reference, len(numbers))
+            offset, chunk_digest = next(written) if stored is None else (stored.offset_bytes, stored.digest)
+            chunks.append(Chunk(chunk.rows, number, offset, chunk.size_bytes, chunk_digest))
+        box = entry.box
+        tensors.append(Tensor(box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape, tuple(chunks)))
     return Index(
         generation=place.generation,
         rank=place.rank,
         world_size=place.world_size,
         header_bytes=len(form.header),
         header_digest=header_digest,
-        objects=(ObjectReference(place.generation, name, form.size_bytes, digest),),
+        objects=tuple(numbers),
         items={item.name: IndexedItem(item.type, item.plain) for item in items if item.name in place.trees},
-        tensors=tensors,
+        tensors=tuple(tensors),
     )
 
 
@@ -77,12 +95,3 @@ def shares_of(index: Index, place: Place) -> dict[str, str]:
         boxes_of = place.rank if name in place.per_rank else None
         shares[name] = rank_share(tree, tensors, tree_of=tree_of, boxes_of=boxes_of)
     return shares
-
-
-def _tensor(entry: Entry, digests: Sequence[str]) -> Tensor:
-    box = entry.box
-    chunks = tuple(
-        Chunk(chunk.rows, 0, chunk.offset_bytes, chunk.size_bytes, digest)
-        for chunk, digest in zip(entry.chunks, digests, strict=True)
-    )
-    return Tensor(box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape, chunks)

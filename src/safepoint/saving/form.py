@@ -92,20 +92,27 @@ def form_of(boxes: Sequence[LayoutBox], *, is_alone: bool) -> FileForm:
     return FileForm(header, tuple(entries), (len(header), *sizes), end, layout)
 
 
-def encode_header(boxes: Sequence[LayoutBox]) -> bytes:
+def encode_header(boxes: Sequence[LayoutBox], *, rows: Sequence[int] | None = None) -> bytes:
     """Return the safetensors header of a file of boxes in this order, padded so that data begins on a 4,096-byte line.
+
+    Args:
+        boxes: The boxes.
+        rows: How many rows of each the file holds; all, if absent. A box of which it holds none has no entry.
 
     Spec: F3.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     keys = entry_keys((box.item, box.name, box.offset) for box in boxes)
     start = 0
-    for key, box in zip(keys, boxes, strict=True):
+    counts = rows or [box.row_count for box in boxes]
+    for key, box, count in zip(keys, boxes, counts, strict=True):
+        if box.size_bytes and not count:
+            continue
         dtype = DTYPES[box.dtype]
-        shape = list(box.shape)
+        shape = [count, *box.shape[1:]] if box.size_bytes and box.shape else list(box.shape)
         if dtype.safetensors is None:
             shape.append(dtype.size_bytes)
-        end = start + box.size_bytes
+        end = start + count * box.row_bytes
         entries[key] = {"dtype": dtype.safetensors or "U8", "shape": shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode("ascii")

@@ -34,6 +34,7 @@ from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, Staged
 from safepoint.saving.describe import Place
 from safepoint.saving.entries import compare_entries
 from safepoint.saving.form import FileForm
+from safepoint.saving.increment import Increment, find_kept, full, without_kept
 from safepoint.saving.parts import written
 from safepoint.saving.pieces import ReplicaSums, sources_of, sum_replicas
 from safepoint.saving.plan import UNKNOWN, Agreed, Plan
@@ -42,6 +43,7 @@ from safepoint.saving.ring import LiveOrigin
 from safepoint.saving.stage import ImageOrigin, stage
 from safepoint.saving.vote import vote
 from safepoint.saving.write import Stored, discard, write
+from safepoint.state.item import Source
 
 _ENTROPY_BYTES = 3
 
@@ -77,14 +79,25 @@ def begin(context: SaveContext, snapshot: Callable[[], Snapshot], *, copies: boo
             clock.enter("compare")
             sums = sum_replicas(agreed.layout, agreed.tensors, agreed.part)
         clock.enter("stage")
-        form, origin = _form_and_origin(context, agreed, copies=copies)
+        form, increment, origin = _form_and_origin(context, agreed, clock, copies=copies)
     except Exception as exc:
         if context.group.world_size == 1:
             raise
         raise _refuse(context, agreed.plan, exc) from exc
     clock.leave()
     place = _place(context, agreed)
-    return StagedSave(agreed.plan, agreed.snapshot, place, form, origin, agreed.division, sums, noted, clock.timings_s)
+    return StagedSave(
+        agreed.plan,
+        agreed.snapshot,
+        place,
+        form,
+        increment,
+        origin,
+        agreed.division,
+        sums,
+        noted,
+        clock.timings_s,
+    )
 
 
 def finish(context: SaveContext, save: StagedSave) -> SaveResult:
@@ -118,8 +131,9 @@ def finish(context: SaveContext, save: StagedSave) -> SaveResult:
 
 
 def _finish(context: SaveContext, save: StagedSave, clock: PhaseClock) -> SaveResult:
-    group, generation = context.group, save.generation
+    group, generation, increments = context.group, save.generation, context.workspace.increments
     context.planner.use_up(f"save/{generation}")
+    before = increments.take()
 
     clock.enter("plan")
     lead(
@@ -135,12 +149,15 @@ def _finish(context: SaveContext, save: StagedSave, clock: PhaseClock) -> SaveRe
     clock.enter("vote")
     own = _ballot(context, save.plan, stored, save.form.layout, save.sums, refusal=_text(failure))
     try:
-        return settle(context, save, own, vote(group, own, deadline_s=context.deadline_s), clock)
+        result = settle(context, save, own, vote(group, own, deadline_s=context.deadline_s), clock)
     except SafepointError as exc:
         if failure is not None and exc.__cause__ is None:
             # What went wrong here, with its traceback, is lost on the way over the leader.
             exc.__cause__ = failure
         raise
+    if stored.index is not None:
+        increments.note(stored.index, before, incarnation=context.claim.incarnation, is_full=save.increment.is_full)
+    return result
 
 
 def _name(context: SaveContext, step: int) -> str:
@@ -165,16 +182,28 @@ def _open(context: SaveContext, generation: str) -> bytes:
     return b""
 
 
-def _form_and_origin(context: SaveContext, agreed: Agreed, *, copies: bool) -> tuple[FileForm, Origin]:
-    """Return what this rank's data file looks like and where its bytes come from: from a copy, or from live memory."""
+def _form_and_origin(
+    context: SaveContext, agreed: Agreed, clock: PhaseClock, *, copies: bool
+) -> tuple[FileForm, Increment, Origin]:
+    """Return what this rank's data file looks like, what lies elsewhere, and where the bytes come from.
+
+    They come from a copy, or from live memory.
+    """
     boxes, is_alone = partial(written, agreed.layout, agreed.part), context.group.world_size == 1
     form = context.workspace.forms.of(agreed.plan.division, boxes, is_alone=is_alone)
-    sources = sources_of(agreed.layout, agreed.tensors, agreed.part)
+    sources: Sequence[Source] = sources_of(agreed.layout, agreed.tensors, agreed.part)
+    increment = full(form)
+    base = context.workspace.increments.base(context.claim.incarnation)
+    if base is not None:
+        clock.enter("digest")
+        increment = find_kept(form, sources, base)
+        form, sources = without_kept(increment, sources)
+        clock.enter("stage")
     ring = context.workspace.ring
     if copies:
         image = stage(form, sources, context.workspace.buffer)
-        return form, ImageOrigin(image, piece_bytes=ring.piece_bytes)
-    return form, LiveOrigin(form, sources, ring)
+        return form, increment, ImageOrigin(image, piece_bytes=ring.piece_bytes)
+    return form, increment, LiveOrigin(form, sources, ring)
 
 
 def _place(context: SaveContext, agreed: Agreed) -> Place:
@@ -191,7 +220,7 @@ def _place(context: SaveContext, agreed: Agreed) -> Place:
 
 def _write(context: SaveContext, save: StagedSave) -> tuple[Stored, Exception | None]:
     """Write this rank's part; of several ranks, a failure is returned, to be voted with."""
-    work = partial(write, context.storage, save.form, save.origin, save.snapshot.items, save.place)
+    work = partial(write, context.storage, save.form, save.origin, save.snapshot.items, save.place, save.increment)
     if context.group.world_size == 1:
         return explained(context, work), None
     try:
@@ -236,6 +265,7 @@ def _ballot(
         refusal=refusal,
         shares=stored.shares,
         replicas={str(one.number): one.digest for one in sums},
+        referenced_bytes=stored.referenced_bytes,
     )
 
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from safepoint.errors import CorruptionError, StorageError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.encoding import seal
-from safepoint.format.index import ObjectReference
+from safepoint.format.index import Index, ObjectReference
 from safepoint.format.names import MANIFEST, data_name, generation_path, index_name
 from safepoint.saving.conveyor import Conveyor
 from safepoint.saving.describe import Place, index_of, shares_of
 from safepoint.saving.form import FileForm
+from safepoint.saving.increment import Increment
 from safepoint.saving.pour import Origin, pour
 from safepoint.state.snapshot import SnapshotItem
 from safepoint.storage.base import Storage
@@ -29,13 +30,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Hold what one rank made durable: its objects, and what it adds to the digest of each item."""
+    """Hold what one rank made durable: its objects, and what it adds to the digest of each item.
+
+    `objects` are followed by those of ancestors that the index names; `index` is absent where nothing was stored.
+    """
 
     objects: tuple[ObjectReference, ...] = ()
     shares: dict[str, str] = field(default_factory=dict)
+    index: Index | None = None
+    referenced_bytes: int = 0
 
 
-def write(storage: Storage, form: FileForm, origin: Origin, items: Sequence[SnapshotItem], place: Place) -> Stored:
+def write(
+    storage: Storage,
+    form: FileForm,
+    origin: Origin,
+    items: Sequence[SnapshotItem],
+    place: Place,
+    increment: Increment,
+) -> Stored:
     """Write this rank's data file and its index, sync both and their folder.
 
     A failed sync is final for this attempt: the generation is given up and its name never used again.
@@ -46,6 +59,7 @@ def write(storage: Storage, form: FileForm, origin: Origin, items: Sequence[Snap
         origin: Where its bytes come from.
         items: The items of the snapshot, for their plain trees.
         place: Whose part this is.
+        increment: What lies in ancestors' files.
 
     Raises:
         StorageError: Something could not be written or synced.
@@ -56,14 +70,15 @@ def write(storage: Storage, form: FileForm, origin: Origin, items: Sequence[Snap
     generation = place.generation
     data_path = generation_path(generation, data_name(place.rank, place.world_size))
     digests = pour(storage.create(data_path, size_bytes=form.size_bytes), form, origin)
-    index = index_of(form, digests, items, place)
+    index = index_of(form, digests, items, place, increment)
     text = seal(index)
     name = index_name(place.rank, place.world_size)
     _write_small(storage, generation_path(generation, name), text)
     storage.sync_folder(generation_path(generation))
     reference = ObjectReference(generation, name, len(text), digest_bytes(text))
     own, *ancestors = index.objects
-    return Stored((own, reference, *ancestors), shares_of(index, place))
+    objects = (own, reference, *ancestors)
+    return Stored(objects, shares_of(index, place), index, increment.referenced_bytes)
 
 
 def discard(storage: Storage, place: Place) -> None:

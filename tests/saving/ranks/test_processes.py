@@ -111,6 +111,15 @@ def test_a_divided_model_is_written_by_those_who_hold_it(run: tuple[Path, Any]) 
     assert [(t.offset, t.shape) for t in first] == [((0, 0), (33, 64)), ((33, 0), (32, 64))]
 
 
+def test_a_divided_base_that_does_not_change_is_referred_to(run: tuple[Path, Any]) -> None:
+    """Spec: C13.3"""
+    manifest, _ = stored(run[0] / "sharded")
+    assert len(manifest.ancestors) == 1
+    for rank in range(RANKS):
+        assert run[1][rank]["sharded"] == [2, 4 * (65 * 64 + 65)]
+        assert run[1][rank]["restored"] == [2, True]
+
+
 def test_folders_that_are_not_shared_are_named_at_the_start(run: tuple[Path, Any]) -> None:
     """Spec: C1.9"""
     for rank in range(RANKS):

@@ -65,17 +65,29 @@ def replicated(root: Path) -> None:
 
 
 def sharded(root: Path) -> None:
-    """Save a job whose model is divided over the ranks, with a first axis that the ranks do not divide evenly."""
+    """Save a job whose model is divided over the ranks, with a first axis that the ranks do not divide evenly.
+
+    A base that is divided too never changes, and the second save refers to it.
+    """
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH + 1), torch.nn.Linear(WIDTH + 1, 1))
+    base = torch.nn.Linear(WIDTH, WIDTH + 1).requires_grad_(False)
     fully_shard(model)
+    fully_shard(base)
     optimizer = torch.optim.AdamW(model.parameters())
-    state = {"model": model, "optimizer": optimizer}
-    group = dist.new_group([0, 1])
-    with sp.CheckpointManager(root / "sharded", state, deadline_s=30.0, process_group=group) as manager:
+    state = {"model": model, "optimizer": optimizer, "base": base}
+    options = {"deadline_s": 30.0, "process_group": dist.new_group([0, 1]), "incremental": True}
+    with sp.CheckpointManager(root / "sharded", state, **options) as manager:
         manager.restore()
         train(model, optimizer, manager)
-        say("sharded", manager.save().wait().step)
+        manager.save()
+        train(model, optimizer, manager)
+        result = manager.save().wait()
+        say("sharded", [result.step, result.referenced_bytes])
+    held = base.weight.to_local().clone()
+    base.weight.to_local().zero_()
+    with sp.CheckpointManager(root / "sharded", state, **options) as manager:
+        say("restored", [manager.restore().step, torch.equal(base.weight.to_local(), held)])
 
 
 def apart(root: Path) -> None:
