@@ -78,12 +78,15 @@ def test_a_file_that_is_not_there_is_no_failure_of_reading_ahead(tmp_path: Path)
 def test_files_are_asked_for_up_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, *rest: asked.append(rest))
+    waited: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "pread", lambda descriptor, *rest: waited.append(rest))
     (tmp_path / "f").write_bytes(b"x" * 100)
     storage = LocalStorage(tmp_path)
     assert storage.foresee("f", 0, 60)
     assert not storage.foresee("f", 60, 60)
     assert not storage.foresee("f", 120, 60)
     assert asked == [(0, 60, os.POSIX_FADV_WILLNEED), (60, 60, os.POSIX_FADV_WILLNEED)]
+    assert waited == [(1, 59)], "the last byte of what was asked for before"
 
 
 def test_large_tensors_that_are_near_come_first_then_the_largest() -> None:
