@@ -103,6 +103,25 @@ def test_a_newer_start_ends_the_sweep(storage: MemoryStorage) -> None:
     assert everything(storage) == before
 
 
+def test_a_start_that_joins_during_a_sweep_ends_it_before_the_next_generation() -> None:
+    """It may choose by another lineage, on which these marks are void."""
+
+    class Joined(MemoryStorage):
+        def delete_folder(self, path: str) -> None:
+            super().delete_folder(path)
+            write_incarnation(self, 2)
+
+    joined = Joined()
+    write_run(joined)
+    write_incarnation(joined, 1, chain=CHAIN)
+    for step in (1, 2, 3, 4):
+        write_generation(joined, step, chain=CHAIN)
+    assert len(after_save(joined).marked) == 2
+    report = after_save(joined)
+    assert (len(report.swept.deleted), report.stopped) == (1, "incarnation 2 is newer")
+    assert folders(joined) == [2, 3, 4]
+
+
 def test_a_refused_start_does_not_end_the_sweep(storage: MemoryStorage) -> None:
     for step in (1, 2, 3):
         save(storage, step)
