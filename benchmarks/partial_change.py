@@ -7,10 +7,8 @@ Prints JSON: seconds, and the bytes that the new checkpoint added to the disk.
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
-import safepoint as sp
 from harness.document import Answer, Settings, Target, options, settings, show
 from harness.files import come_to_rest, size_below, workplace
 from harness.managed import Managed
@@ -18,7 +16,6 @@ from harness.rounds import Candidate, Series, interleave, timed
 from harness.states import Adapted
 
 ROWS = ("1 % of the state changed: bytes", "1 % of the state changed: time")
-NOT_OFFERED = "this version writes the whole state at each save; the full save was measured"
 
 
 def candidate(name: str, folder: Path, adapted: Adapted, **further: object) -> tuple[Candidate, Managed]:
@@ -39,21 +36,18 @@ def candidate(name: str, folder: Path, adapted: Adapted, **further: object) -> t
 
 
 def answer(asked: Settings) -> Answer:
-    """Measure full saves, and incremental ones where there are some."""
+    """Measure full saves and incremental ones in turns."""
     adapted = Adapted(asked.size_bytes)
-    has_increments = "incremental" in inspect.signature(sp.CheckpointManager).parameters
     with workplace(asked.folder, needed_bytes=5 * asked.size_bytes) as folder:
-        made = [candidate("full", folder, adapted)]
-        if has_increments:
-            made.append(candidate("incremental", folder, adapted, incremental=True))
+        made = [candidate("full", folder, adapted), candidate("incremental", folder, adapted, incremental=True)]
         series = interleave([one for one, _ in made], rounds=asked.rounds, seconds=asked.seconds, between=come_to_rest)
         for _, managed in made:
             managed.close()
     return Answer(
         state={"tensors": len(list(adapted.model.parameters())) + 2 * len(adapted.adapters)},
         series=series,
-        targets=targets(series) if has_increments else [without_value(row) for row in ROWS],
-        absent={} if has_increments else {"incremental": NOT_OFFERED},
+        targets=targets(series),
+        absent={},
     )
 
 
@@ -62,12 +56,6 @@ def targets(series: Series) -> list[Target]:
     bytes_of, seconds_of = (series.quotient(quantity, "incremental", "full") for quantity in ("bytes", "seconds"))
     compared = "incremental / full"
     return [Target(ROWS[0], compared, 0.03, False, bytes_of), Target(ROWS[1], compared, 0.15, False, seconds_of)]
-
-
-def without_value(row: str) -> Target:
-    """Return the target of a row that cannot be measured."""
-    bound = 0.03 if row == ROWS[0] else 0.15
-    return Target(row, "incremental / full", bound, False, (), note=NOT_OFFERED)
 
 
 if __name__ == "__main__":
