@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from safepoint.restoring.ahead import Ahead
 from safepoint.restoring.collector import collector_at_rest
 from safepoint.restoring.plan import ChunkRead, TensorRead
 from safepoint.restoring.runs import RUN_BYTES, batches_of
+from safepoint.storage import local_reads
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
 from safepoint.storage.reading import Foreseeing
@@ -75,18 +77,32 @@ def test_a_file_that_is_not_there_is_no_failure_of_reading_ahead(tmp_path: Path)
     assert ahead.end() == {"generations/absent/f": 0}
 
 
-def test_files_are_asked_for_up_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, *rest: asked.append(rest))
-    waited: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "pread", lambda descriptor, *rest: waited.append(rest))
+def test_files_are_read_up_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chance: random.Random) -> None:
+    monkeypatch.setattr(local_reads, "_STEP_BYTES", 7)
+    monkeypatch.setattr(local_reads, "is_cached", lambda *place: False)
+    read: list[tuple[int, int]] = []
+    preadv = os.preadv
+
+    def noted(descriptor: int, views: list[memoryview], offset: int) -> int:
+        count = preadv(descriptor, views[: chance.randint(1, len(views))], offset)
+        read.append((offset, offset + count))
+        return count
+
+    monkeypatch.setattr(os, "preadv", noted)
     (tmp_path / "f").write_bytes(b"x" * 100)
     storage = LocalStorage(tmp_path)
     assert storage.foresee("f", 0, 60)
     assert not storage.foresee("f", 60, 60)
     assert not storage.foresee("f", 120, 60)
-    assert asked == [(0, 60, os.POSIX_FADV_WILLNEED), (60, 60, os.POSIX_FADV_WILLNEED)]
-    assert waited == [(1, 59)], "the last byte of what was asked for before"
+    assert [begin for begin, _ in read] == [0, *[end for _, end in read[:-1]]]
+    assert read[-1][1] == 100
+
+
+def test_what_is_near_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_reads, "is_cached", lambda *place: True)
+    monkeypatch.setattr(os, "preadv", lambda *call: pytest.fail("it was read"))
+    (tmp_path / "f").write_bytes(b"x" * 100)
+    assert LocalStorage(tmp_path).foresee("f", 0, 60)
 
 
 def test_large_tensors_that_are_near_come_first_then_the_largest() -> None:

@@ -1,7 +1,7 @@
 """Ahead: have the system begin to read a data file while it is found out whether and where its bytes belong.
 
 1. Bytes come into the system's cache of files and nowhere else. Nothing is decided by them, and no failure is told: the
-   reading that follows meets the same one. A step is asked for when the one before the last is there.
+   reading that follows meets the same one.
 2. It ends when the reading begins, and goes no further than `_MOST_BYTES`, for the cache's room is not ours alone.
 
 Spec: C11.1.

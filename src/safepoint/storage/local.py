@@ -24,7 +24,7 @@ from safepoint.storage.base import Durability, Entry, byte_view, check_path, spl
 from safepoint.storage.failures import not_an_object, storage_error, translated, translated_for_reader
 from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
 from safepoint.storage.local_naming import name_exclusively
-from safepoint.storage.local_reads import LocalReader
+from safepoint.storage.local_reads import LocalReader, bring_near
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -195,15 +195,10 @@ class LocalStorage:
                 )
 
     def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
-        """Have the system's cache take up a range of the file; see `safepoint.storage.reading.Foreseeing`."""
+        """Bring a range of the file into the system's cache; see `safepoint.storage.reading.Foreseeing`."""
         with self._opened(path) as (descriptor, end_bytes):
-            is_offered = hasattr(os, "posix_fadvise")
-            if is_offered and offset_bytes < end_bytes:
-                os.posix_fadvise(descriptor, offset_bytes, size_bytes, os.POSIX_FADV_WILLNEED)
-                if offset_bytes:
-                    # The call only asks. What is asked for and not there yet, a reader past the cache reads once more.
-                    os.pread(descriptor, 1, offset_bytes - 1)
-            return is_offered and offset_bytes + size_bytes < end_bytes
+            bring_near(descriptor, offset_bytes, min(size_bytes, end_bytes - offset_bytes))
+            return offset_bytes + size_bytes < end_bytes
 
     @contextlib.contextmanager
     def opened(self, path: str, buffer: memoryview, *, is_past_cache: bool = False) -> Iterator[LocalReader]:

@@ -57,24 +57,15 @@ class LocalReader:
         if offset_bytes + size_bytes > self._size_bytes:
             raise self._ended(offset_bytes + size_bytes)
         with translated_for_reader("read", self._where):
-            if not self._passes_cache and (self._is_past_cache or not self._is_cached(offset_bytes, size_bytes)):
+            if not self._passes_cache and (
+                self._is_past_cache or not is_cached(self._descriptor, offset_bytes, size_bytes)
+            ):
                 self._passes_cache = pass_cache(self._descriptor, is_on=True)
             if self._passes_cache:
                 yield from self._through_buffer(offset_bytes, parts)
             else:
                 self._empty_cache(offset_bytes, size_bytes)
                 yield from self._in_place(offset_bytes, parts)
-
-    def _is_cached(self, offset_bytes: int, size_bytes: int) -> bool:
-        """Return whether the cache has the first, the middle and the last byte; False where it cannot be asked."""
-        try:
-            for place in (0, size_bytes // 2, max(size_bytes, 1) - 1):
-                os.preadv(self._descriptor, [bytearray(1)], offset_bytes + place, _WITHOUT_WAITING)
-        except OSError as exc:
-            if exc.errno in _NOT_CACHED:
-                return False
-            raise
-        return True
 
     def _empty_cache(self, offset_bytes: int, size_bytes: int) -> None:
         """Have the cache give up a range, where it is not to answer and cannot be passed by."""
@@ -135,6 +126,36 @@ class LocalReader:
             expected=f"at least {needed_bytes} bytes",
             found=f"{self._size_bytes} bytes",
         )
+
+
+def bring_near(descriptor: int, offset_bytes: int, size_bytes: int) -> None:
+    """Have the system's cache take up a range of a file, and wait for that; what it holds is left alone.
+
+    The bytes are read, and thrown away: the system takes an advice to read ahead for a few of them only.
+    """
+    if size_bytes <= 0 or is_cached(descriptor, offset_bytes, size_bytes):
+        return
+    # One call for all of it, into the same memory again and again: between two calls the interpreter may be long away.
+    thrown_away = memoryview(bytearray(min(size_bytes, _STEP_BYTES)))
+    end_bytes = offset_bytes + size_bytes
+    while offset_bytes < end_bytes:
+        times, rest = divmod(end_bytes - offset_bytes, len(thrown_away))
+        count = os.preadv(descriptor, [thrown_away] * min(times, _MOST_VIEWS) or [thrown_away[:rest]], offset_bytes)
+        if count == 0:
+            return
+        offset_bytes += count
+
+
+def is_cached(descriptor: int, offset_bytes: int, size_bytes: int) -> bool:
+    """Return whether the cache has the first, the middle and the last byte; False where it cannot be asked."""
+    try:
+        for place in (0, size_bytes // 2, max(size_bytes, 1) - 1):
+            os.preadv(descriptor, [bytearray(1)], offset_bytes + place, _WITHOUT_WAITING)
+    except OSError as exc:
+        if exc.errno in _NOT_CACHED:
+            return False
+        raise
+    return True
 
 
 def _groups(

@@ -52,8 +52,7 @@ class Foreseeing(Protocol):
     def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
         """Have bytes of an object brought near, and return whether more of it may follow behind them.
 
-        It waits until the bytes before them are near, so that no more than two such ranges are on their way. Whatever
-        it does, what is read later is the same.
+        It waits until they are near. Whatever it does, what is read later is the same.
 
         Raises:
             CorruptionError: What stands there is no object.
