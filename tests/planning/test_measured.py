@@ -16,7 +16,7 @@ from safepoint.storage.memory import MemoryStorage
 from tests.build import MODEL, Values, begin, write_generation, write_incarnation
 
 FIRST = (LineageLink(1, None, 0),)
-PHASES = {"stage": 0.5, "plan": 0.1, "write": 2.0, "vote": 0.3, "check": 0.1}
+PHASES = {"stage": 0.3, "digest": 0.2, "plan": 0.1, "write": 2.0, "vote": 0.3, "check": 0.1}
 
 
 def a_run() -> Storage:

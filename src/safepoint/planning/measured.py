@@ -17,7 +17,7 @@ from safepoint.journal import read_journal
 from safepoint.storage.base import Storage
 
 # The phases for which training stands still also where a save is made in the background.
-_BLOCKING = ("compare", "stage")
+_BLOCKING = ("compare", "digest", "stage")
 _LIMIT_BYTES = 64
 
 
