@@ -185,8 +185,8 @@ def _by_whole_sources(
     left = iter(kept)
     for entry in form.entries:
         own = [next(left) for _ in entry.chunks]
-        is_kept = all(own) or isinstance(sources[entry.number], Divisible)
-        yield from own if is_kept else [None] * len(own)
+        is_cut = any(own) and not all(own)
+        yield from [None] * len(own) if is_cut and not isinstance(sources[entry.number], Divisible) else own
 
 
 def _entry(number: int, box: LayoutBox, begin: int, chunks: Sequence[ChunkForm], *, first: int) -> Entry:
