@@ -5,11 +5,10 @@ Spec: F4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLeaf:
+class TensorLeaf(msgspec.Struct, frozen=True):
     """Stand for a tensor whose bytes lie in the data file under `name` (within the item).
 
     `container` says what holds it in Python: ``tensor``, ``parameter``, ``buffer`` or ``ndarray``; `device` is the kind
@@ -22,8 +21,7 @@ class TensorLeaf:
     requires_grad: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarLeaf:
+class ScalarLeaf(msgspec.Struct, frozen=True):
     """Stand for a 0-dim tensor; `data` are its bytes, little-endian."""
 
     dtype: str
@@ -33,8 +31,7 @@ class ScalarLeaf:
     requires_grad: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ViewLeaf:
+class ViewLeaf(msgspec.Struct, frozen=True):
     """Stand for a view of the one-dimensional tensor stored under `name`; offset and strides count elements."""
 
     name: str
@@ -46,38 +43,33 @@ class ViewLeaf:
     requires_grad: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SizeLeaf:
+class SizeLeaf(msgspec.Struct, frozen=True):
     """Stand for a `torch.Size`."""
 
     sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DtypeLeaf:
+class DtypeLeaf(msgspec.Struct, frozen=True):
     """Stand for a `torch.dtype` by its name, such as ``bfloat16``."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class NumpyScalarLeaf:
+class NumpyScalarLeaf(msgspec.Struct, frozen=True):
     """Stand for a numpy scalar; `dtype` is numpy's own string with byte order, such as ``<f8``."""
 
     dtype: str
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(msgspec.Struct, frozen=True):
     """Mark the first place of a value that other places of the tree refer to."""
 
     number: int
     value: object
 
 
-@dataclass(frozen=True, slots=True)
-class Same:
+class Same(msgspec.Struct, frozen=True):
     """Refer to the `Shared` value of that number; it stands earlier in the tree."""
 
     number: int

@@ -10,11 +10,12 @@ Spec: F3.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 
 from safepoint.errors import InternalError, RequestError, TornSnapshotError
@@ -29,12 +30,13 @@ SPARSE_LAYOUTS = (
     torch.sparse_bsc,
 )
 
+# Memory of no length in particular; a type for each length would take longer to make than a small tensor to copy.
+_Memory = ctypes.c_char * sys.maxsize
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSource:
+class TensorSource(msgspec.Struct, frozen=True):
     """Give the bytes of a live strided tensor; they are read when `copy_into` is called, not before.
 
     Args:
@@ -71,9 +73,7 @@ class TensorSource:
 
     def in_place(self) -> memoryview | None:
         """Return the memory of a contiguous host tensor."""
-        live = self.tensor.detach()
-        is_as_stored = live.device.type == "cpu" and live.is_contiguous() and not live.is_conj() and not live.is_neg()
-        return as_memory(live) if is_as_stored else None
+        return as_memory(self.tensor) if is_direct(self.tensor, self.tensor.dtype) else None
 
     def check(self) -> None:
         """Raise `TornSnapshotError` if the tensor was written to since the boundary, in a way that counts."""
@@ -93,11 +93,11 @@ class TensorSource:
 
     def memory(self) -> memoryview:
         """Return the live memory itself; only of a tensor that has a place."""
-        return as_memory(self.tensor.detach())
+        return as_memory(self.tensor)
 
     def rows(self, start: int, stop: int) -> TensorSource:
         """Return the source of some rows; a tensor without an axis has one."""
-        return replace(self, tensor=self.tensor.detach()[start:stop]) if self.tensor.dim() else self
+        return msgspec.structs.replace(self, tensor=self.tensor.detach()[start:stop]) if self.tensor.dim() else self
 
     def checksum(self) -> int:
         """Add the elements up on the tensor's device."""
@@ -132,7 +132,7 @@ class InPlaceTarget:
     def memory(self) -> memoryview:
         """Return the live memory itself where it can be written directly, else a temporary's."""
         if is_direct(self.tensor, self.dtype):
-            return as_memory(self.tensor.detach())
+            return as_memory(self.tensor)
         if self._staging is None:
             self._staging = torch.empty(self.shape, dtype=self.dtype)
         return as_memory(self._staging)
@@ -196,13 +196,7 @@ class NewTensorTarget:
 
 def is_direct(live: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether a tensor's own memory holds its values of a dtype in stored form."""
-    return (
-        live.device.type == "cpu"
-        and live.is_contiguous()
-        and not live.is_conj()
-        and not live.is_neg()
-        and live.dtype == dtype
-    )
+    return live.is_cpu and live.is_contiguous() and not live.is_conj() and not live.is_neg() and live.dtype == dtype
 
 
 def place_of(live: torch.Tensor, dtype: torch.dtype) -> Place | None:
@@ -213,7 +207,11 @@ def place_of(live: torch.Tensor, dtype: torch.dtype) -> Place | None:
 
 def version_of(tensor: torch.Tensor) -> int | None:
     """Return how often a tensor was written to in place; None for one that does not count."""
-    return None if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        # An inference tensor. Asking of each whether it is one takes longer than asking for its version.
+        return None
 
 
 def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
@@ -235,9 +233,14 @@ def as_bytes(dense: torch.Tensor) -> torch.Tensor:
 
 
 def as_memory(dense: torch.Tensor) -> memoryview:
-    """Return the writable memory of a contiguous host tensor as bytes."""
-    array: Any = as_bytes(dense).numpy()
-    return memoryview(array)
+    """Return the writable memory of a contiguous host tensor as bytes.
+
+    Not by way of `Tensor.numpy`, which forbids for good that the storage is resized: a save must not change that.
+    """
+    memory: Any = _Memory.from_address(dense.data_ptr())
+    # The view keeps what it shows, also where the tensor is given another storage meanwhile.
+    memory.owner = dense.untyped_storage()
+    return memoryview(memory).cast("B")[: dense.nbytes]
 
 
 def spec_nbytes(spec: TensorSpec) -> int:
@@ -279,6 +282,8 @@ def dtype_of(name: str) -> torch.dtype:
 
 def scalar_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor of one element."""
+    if is_direct(tensor, tensor.dtype):
+        return bytes(as_memory(tensor))
     return bytes(as_memory(tensor.detach().resolve_conj().resolve_neg().reshape(1).cpu()))
 
 
