@@ -16,6 +16,7 @@ from safepoint.contract import Contract
 from safepoint.errors import Difference, SafepointError
 from safepoint.evidence import Evidence
 from safepoint.format.manifest import Conditions, ProgressRecord
+from safepoint.format.stencil import encode_text
 from safepoint.group.solo import SoloGroup
 from safepoint.joining.session import Session
 from safepoint.membership import Membership, record_start
@@ -99,7 +100,7 @@ class Weights:
     def capture(self) -> CapturedItem:
         spec = TensorSpec("weight", "uint8", (len(self.data),), (len(self.data),), (0,))
         tensor = CapturedTensor(spec, BytesSource(bytes(self.data)))
-        return CapturedItem("plain", {"step": self.step}, (tensor,))
+        return CapturedItem("plain", encode_text({"step": self.step}), (tensor,))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         return []

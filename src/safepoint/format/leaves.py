@@ -73,3 +73,19 @@ class Same(msgspec.Struct, frozen=True):
     """Refer to the `Shared` value of that number; it stands earlier in the tree."""
 
     number: int
+
+
+class Open(msgspec.Struct, frozen=True):
+    """Leave a place open for a value; never stored, see `safepoint.format.stencil`."""
+
+    number: int
+
+
+class OpenScalar(msgspec.Struct, frozen=True):
+    """Leave the bytes of a `ScalarLeaf` open; never stored."""
+
+    number: int
+    dtype: str
+    container: str = "tensor"
+    device: str = "cpu"
+    requires_grad: bool = False

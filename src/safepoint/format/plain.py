@@ -35,6 +35,8 @@ from safepoint.errors import RequestError
 from safepoint.format.leaves import (
     DtypeLeaf,
     NumpyScalarLeaf,
+    Open,
+    OpenScalar,
     Same,
     ScalarLeaf,
     Shared,
@@ -182,7 +184,15 @@ _ENCODERS: dict[type, Callable[[Any, str, int], Any]] = {
     },
     Shared: lambda v, p, d: {"$shared": [v.number, _encode(v.value, p, d + 1)]},
     Same: lambda v, p, d: {"$same": v.number},
+    Open: lambda v, p, d: {"$open": [v.number, _printable(p)]},
+    OpenScalar: lambda v, p, d: {
+        "$scalar": [v.dtype, {"$open": [v.number, _printable(p)]}, v.container, v.device, v.requires_grad]
+    },
 }
+
+
+def _printable(path: str) -> str:
+    return path.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _time_form(value: Any, path: str) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import msgspec
 
 from safepoint.format.plain import ScalarLeaf, Shared, TensorLeaf, ViewLeaf
 from safepoint.restoring.values import scalar_text
@@ -67,13 +68,13 @@ def _bare(value: object) -> object:
     if isinstance(value, Shared):
         return _bare(value.value)
     if isinstance(value, TensorLeaf | ScalarLeaf | ViewLeaf):
-        return dataclasses.replace(value, device="")
+        return msgspec.structs.replace(value, device="")
     return value
 
 
 def _is_same_leaf(first: object, second: object) -> bool:
     # The text of a float tells NaNs and zeros of two signs apart as their bits do; sets have no order of their own.
-    if isinstance(first, set | frozenset) or dataclasses.is_dataclass(first):
+    if isinstance(first, set | frozenset | msgspec.Struct):
         return first == second
     return repr(first) == repr(second)
 

@@ -10,7 +10,6 @@ Spec: F4, C11.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -195,7 +194,7 @@ def _renumbered(tree: Any, shift: int) -> Any:
     if isinstance(tree, Shared):
         return Shared(tree.number + shift, _renumbered(tree.value, shift))
     if isinstance(tree, Same):
-        return dataclasses.replace(tree, number=tree.number + shift)
+        return Same(tree.number + shift)
     if isinstance(tree, dict):
         return type(tree)((key, _renumbered(value, shift)) for key, value in tree.items())
     if isinstance(tree, list | tuple) and type(tree) in (list, tuple):

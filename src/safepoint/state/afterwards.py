@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from safepoint.state.item import STREAMS_ITEM
+from safepoint.state.names import held_tensors
 from safepoint.state.randomness import RandomStreams
 from safepoint.state.tensors import version_of
 
@@ -69,4 +70,4 @@ class Afterwards:
 
 
 def _versions(module: torch.nn.Module) -> list[int | None]:
-    return [version_of(one) for one in (*module.parameters(), *module.buffers())]
+    return [version_of(one) for one in held_tensors(module)]

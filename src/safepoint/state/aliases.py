@@ -10,17 +10,18 @@ they share memory again after a restore.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from safepoint.errors import RequestError
 from safepoint.state.tensors import byte_range
 
 
-@dataclass(frozen=True, slots=True)
-class Occupant:
+class Occupant(msgspec.Struct, frozen=True):
     """Say what a value of the state occupies: `key` identifies it, `path` is for messages.
 
     `is_array` marks a numpy array, seen here through a tensor that shares its memory, and `is_shard` a distributed
@@ -36,10 +37,14 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Hold a family's flat stretch as a one-dimensional tensor; `start` is its address in bytes."""
+    """Hold a family's flat stretch as a one-dimensional tensor; `start` is its address in bytes.
+
+    It is a view of `origin`, a member.
+    """
 
     flat: torch.Tensor
     start: int
+    origin: torch.Tensor
 
     def offset_of(self, member: torch.Tensor) -> int:
         """Return where a member begins in the stretch, counted in elements."""
@@ -69,9 +74,7 @@ def find_spans(occupants: Sequence[Occupant]) -> dict[int, Span]:
 
 
 def _families(occupants: Sequence[Occupant]) -> list[list[Occupant]]:
-    placed = sorted(
-        ((str(one.tensor.device), *byte_range(one.tensor), number) for number, one in enumerate(occupants)),
-    )
+    placed = sorted((_device_name(one.tensor.device), *byte_range(one.tensor), n) for n, one in enumerate(occupants))
     families: list[list[Occupant]] = []
     device, reached = "", 0
     for where, start, end, number in placed:
@@ -82,6 +85,11 @@ def _families(occupants: Sequence[Occupant]) -> list[list[Occupant]]:
             families.append([occupants[number]])
             device, reached = where, end
     return families
+
+
+@functools.cache
+def _device_name(device: torch.device) -> str:
+    return str(device)
 
 
 def _is_reordered(tensor: torch.Tensor) -> bool:
@@ -116,7 +124,7 @@ def _flat(members: list[torch.Tensor]) -> Span:
     lowest = min(members, key=lambda member: byte_range(member)[0])
     start = byte_range(lowest)[0]
     length = (max(byte_range(member)[1] for member in members) - start) // lowest.element_size()
-    return Span(lowest.detach().as_strided((length,), (1,), lowest.storage_offset()), start)
+    return Span(lowest.detach().as_strided((length,), (1,), lowest.storage_offset()), start, lowest)
 
 
 def _refused(one: Occupant, other: Occupant, why: str) -> RequestError:

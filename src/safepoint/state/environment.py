@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from safepoint.state.names import held_tensors
+
 
 def describe(objects: Iterable[object] = (), *, workspace: str | None = None) -> dict[str, str]:
     """Return versions, device kinds and determinism switches as text, for the manifest and for comparison.
@@ -50,7 +52,7 @@ def describe(objects: Iterable[object] = (), *, workspace: str | None = None) ->
 
 
 def _device_kinds(objects: Iterable[object]) -> set[str]:
-    return {tensor.device.type for entry in objects for tensor in _tensors_of(entry)}
+    return {device.type for device in {tensor.device for entry in objects for tensor in _tensors_of(entry)}}
 
 
 def _tensors_of(entry: object) -> Iterator[torch.Tensor]:
@@ -58,8 +60,7 @@ def _tensors_of(entry: object) -> Iterator[torch.Tensor]:
     while waiting:
         one = waiting.pop()
         if isinstance(one, torch.nn.Module):
-            yield from one.parameters()
-            yield from one.buffers()
+            yield from held_tensors(one)
         elif isinstance(one, torch.optim.Optimizer):
             waiting += [parameter for group in one.param_groups for parameter in group["params"]]
         elif isinstance(one, torch.Tensor):

@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from safepoint.errors import Difference
+from safepoint.format.plain import decode_plain
 
 # The item that holds the global random streams; captured without being asked, so its name is reserved.
 STREAMS_ITEM = "rng"
@@ -168,7 +169,7 @@ class CapturedTensor(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CapturedItem:
-    """Hold one item at a boundary: a plain tree (see `safepoint.format.plain`) and the tensors its leaves name.
+    """Hold one item at a boundary: a plain tree (see `safepoint.format.plain`) as text, and the tensors it names.
 
     `division` tells in a line how its distributed tensors are divided over ranks, those of which this rank holds no
     box among them; empty if it has none. Equal texts are equal divisions. An optimizer says nothing of it: its state
@@ -177,10 +178,15 @@ class CapturedItem:
     """
 
     type: str
-    plain: object
+    tree: bytes
     tensors: tuple[CapturedTensor, ...] = ()
     division: str = ""
     leaders: frozenset[str] = frozenset()
+
+    @property
+    def plain(self) -> object:
+        """Return the plain tree."""
+        return decode_plain(msgspec.json.decode(self.tree), where=f"a captured {self.type}")
 
 
 @dataclass(frozen=True, slots=True)

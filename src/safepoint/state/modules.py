@@ -22,14 +22,18 @@ import torch
 
 from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
+from safepoint.state.draft import Draft, NamedTensors, Values
 from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
+from safepoint.state.memo import Memo
 from safepoint.state.module_tree import EXTRA_STATE, SavedEntry, SavedModule, parse_module
 from safepoint.state.names import Slot, class_of, handed_out_buffers, reshard, walk_modules, walk_slots, wrapped_key
 from safepoint.state.own_state import refuse_own_state
 from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
 from safepoint.state.places import segment
-from safepoint.state.shards import captured, division_of, is_divided_alike, local_of
-from safepoint.state.tensors import NewTensorTarget, check_storable, is_distributed, spec_of, write_into
+from safepoint.state.shards import is_divided_alike, local_of
+from safepoint.state.sight import Sight
+from safepoint.state.stored import Parsed
+from safepoint.state.tensors import PLAIN_TYPES, NewTensorTarget, check_storable, is_distributed, spec_of, write_into
 from safepoint.state.tree import flatten, unflatten
 
 # An object that prints as its address prints another one in each process.
@@ -44,6 +48,8 @@ class ModuleItem:
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         self._name = name
         self._module = module
+        self._memo = Memo(name, self.type)
+        self._parsed = Parsed(parse_module)
         self._targets: dict[str, dict[str, TensorTarget]] = {}
         self._extra_targets: dict[str, Target] = {}
 
@@ -59,15 +65,32 @@ class ModuleItem:
     def capture(self) -> CapturedItem:
         """Return all tensors by name, the extra state of submodules, and the flags."""
         refuse_own_state(self._name, self._module)
+        slots, deviating = walk_slots(self._module), self._deviating()
+        states = {path: module.get_extra_state() for path, module in self._with_extra_state().items()}
+        handed_out = handed_out_buffers(self._module)
+        sight = Sight()
+        sight.note(deviating)
+        for slot in slots:
+            sight.note((slot.name, slot.kind, slot.is_persistent, id(slot.tensor) in handed_out))
+            sight.look_at_tensor(slot.tensor)
+        if states:
+            sight.miss()
+        return self._memo.captured(sight, lambda: self._draft(slots, deviating, states, handed_out))
+
+    def _draft(
+        self, slots: list[Slot], deviating: tuple[str, ...], states: dict[str, Any], handed_out: set[int]
+    ) -> Draft:
         entries: dict[str, object] = {}
-        tensors: list[tuple[str, torch.Tensor]] = []
+        tensors: NamedTensors = []
         leaders: set[str] = set()
         of_leader: set[str] = set()
-        handed_out = handed_out_buffers(self._module)
-        for group in _tied(walk_slots(self._module)):
+        values = Values()
+        for group in _tied(slots):
             first = group[0]
             assert first.tensor is not None
             value, named = describe(first.tensor, segment(first.name), f"{self._name}.{first.name}")
+            if isinstance(value, ScalarLeaf):
+                value = values.leave_scalar_open(first.tensor, value.container)
             tensors += named
             if any(id(slot.tensor) in handed_out for slot in group):
                 leaders.update(name for name, _ in named)
@@ -79,12 +102,11 @@ class ModuleItem:
                 "value": value,
                 "ties": [slot.name for slot in group[1:]],
             }
-        states = {path: module.get_extra_state() for path, module in self._with_extra_state().items()}
         extra, named = flatten(states, path=f"{self._name}.get_extra_state()", prefix=EXTRA_STATE)
-        plain = {"entries": entries, "extra": extra, "training": self._deviating()}
         tensors += named
-        boxes = captured(tensors, self._name, leaders=leaders)
-        return CapturedItem(self.type, plain, boxes, division_of(tensors), frozenset(of_leader))
+        plain = {"entries": entries, "extra": extra, "training": list(deviating)}
+        origins = [tensor for _, tensor in tensors]
+        return Draft(plain, values.found, tensors, origins, frozenset(leaders), frozenset(of_leader))
 
     def structure(self) -> list[dict[str, object]]:
         """Return what the manifest's digest of the model covers.
@@ -117,7 +139,7 @@ class ModuleItem:
         """Return every difference of names, shapes, dtypes, layouts, ties, persistence, extra state and training."""
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
-        parsed = parse_module(saved, self._name)
+        parsed = self._parsed.of(saved, self._name)
         stored, live = parsed.entries, self._live()
         found: list[Difference] = []
         for name, entry in stored.items():
@@ -140,7 +162,7 @@ class ModuleItem:
             RequestError: Tensors that were one and are several here are divided over the ranks in different ways.
         """
         live = self._live()
-        stored = parse_module(saved, self._name).entries
+        stored = self._parsed.of(saved, self._name).entries
         self._targets = {}
         taken: set[int] = set()
         for entry in dict.fromkeys(stored.values()):
@@ -167,13 +189,14 @@ class ModuleItem:
         """Finish the live tensors, set grad flags and extra state; return the names of tensors left as they were."""
         live = self._live()
         written: dict[str, torch.Tensor] = {}
-        parsed = parse_module(saved, self._name)
+        parsed = self._parsed.of(saved, self._name)
         for entry in dict.fromkeys(parsed.entries.values()):
             if entry.names[0] in self._targets:
                 self._finish(entry, live, self._targets[entry.names[0]], saved, written)
         self._apply_extra(parsed)
         self._targets = {}
         self._extra_targets = {}
+        self._parsed.forget()
         reached = {id(tensor) for tensor in written.values()}
         return [
             slot.name
@@ -258,9 +281,9 @@ class ModuleItem:
                 found[id(module)] = min(first, (path, module), key=lambda one: one[0])
         return dict(sorted(found.values(), key=lambda one: one[0]))
 
-    def _deviating(self) -> list[str]:
+    def _deviating(self) -> tuple[str, ...]:
         flags = {path: module.training for path, module in walk_modules(self._module)}
-        return sorted(path for path, flag in flags.items() if flag != flags[""])
+        return tuple(sorted(path for path, flag in flags.items() if flag != flags[""]))
 
     def _difference(self, word: str, name: str, saved: str, current: str) -> Difference:
         return Difference(f"{self._name}.{word}", f"{self._name}.{name}", saved, current)
@@ -348,9 +371,11 @@ def _tie_text(name: str, leader: str) -> str:
 
 
 def _place(tensor: torch.Tensor) -> object:
-    if torch.nn.parameter.is_lazy(tensor) or is_distributed(tensor):
+    if type(tensor) not in PLAIN_TYPES and (
+        torch.nn.parameter.is_lazy(tensor) or is_distributed(tensor) or type(tensor.detach()) is not torch.Tensor
+    ):
         return id(tensor)
-    if type(tensor.detach()) is not torch.Tensor or tensor.layout != torch.strided or tensor.numel() == 0:
+    if tensor.layout != torch.strided or tensor.numel() == 0:
         return id(tensor)
     storage = tensor.untyped_storage().data_ptr()
     view = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)

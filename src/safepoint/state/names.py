@@ -15,9 +15,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from safepoint.errors import RequestError
@@ -37,8 +37,7 @@ _WRAPPERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """Hold one place of a module for a parameter or buffer: its full name, and where it hangs.
 
     `tensor` is None for a slot that is registered but empty.
@@ -98,6 +97,14 @@ def walk_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]
     The root's name is empty. The order is that of `named_modules`.
     """
     yield from _walk(root, "", frozenset())
+
+
+def held_tensors(root: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield every parameter and buffer, once for each module that holds it."""
+    for module in root.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                yield tensor
 
 
 def walk_slots(root: torch.nn.Module) -> list[Slot]:

@@ -1,15 +1,19 @@
-"""The stored tree of an optimizer, parsed."""
+"""The tree of an optimizer: of a live one, and a stored one, parsed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from safepoint.format.plain import Same, ScalarLeaf, Shared, TensorLeaf
-from safepoint.state.groups import DEVICE_KINDS, SavedGroup
+from safepoint.state.groups import DEVICE_KINDS, SavedGroup, recorded_order
 from safepoint.state.item import SavedItem
 from safepoint.state.rebuild import check_plain
 from safepoint.state.stored import elements, field, malformed, record
+from safepoint.state.tree import class_name
 
 # What a group holds besides its options.
 NOT_OPTIONS = ("params", "param_names")
@@ -24,6 +28,49 @@ class SavedOptimizer:
     states: dict[str, Any]
     other: dict[Any, Any]
     extra: dict[str, Any]
+
+
+def tree_of(
+    optimizer: torch.optim.Optimizer,
+    name_of: Callable[[torch.Tensor], str],
+    recorded: Sequence[Sequence[str]],
+    *,
+    extra: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the live state by the names of parameters.
+
+    Args:
+        optimizer: The live optimizer.
+        name_of: Returns the qualified name of a parameter.
+        recorded: The groups of a restored checkpoint by their parameters, whose order the live ones take.
+        extra: What an overridden `state_dict` adds.
+    """
+    names = [[name_of(one) for one in group["params"]] for group in optimizer.param_groups]
+    order = recorded_order(names, recorded)
+    groups = [
+        {
+            "parameters": names[index],
+            "devices": [one.device.type for one in optimizer.param_groups[index]["params"]],
+            "options": options_of(optimizer.param_groups[index]),
+        }
+        for index in order
+    ]
+    state: dict[str, dict[str, Any]] = {}
+    # By identity, as torch does it; asking a tensor for its hash takes longer than all else here.
+    held = {id(key): (key, value) for key, value in optimizer.state.items() if isinstance(key, torch.Tensor)}
+    listed = dict.fromkeys(id(one) for index in order for one in optimizer.param_groups[index]["params"])
+    for key in [*(one for one in listed if one in held), *(one for one in held if one not in listed)]:
+        parameter, value = held[key]
+        item, name = name_of(parameter).split("/", 1)
+        state.setdefault(item, {})[name] = value
+    other = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
+    return {"class": class_name(optimizer), "groups": groups, "state": state, "other": other, "extra": extra}
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a live group by name."""
+    # Sorted, because the order of keys says when a scheduler was built and nothing else.
+    return {key: value for key, value in sorted(group.items()) if key not in NOT_OPTIONS}
 
 
 def parse_optimizer(saved: SavedItem, item: str) -> SavedOptimizer:

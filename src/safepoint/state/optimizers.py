@@ -22,6 +22,7 @@ import torch
 
 from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import TensorLeaf
+from safepoint.state.draft import Draft, NamedTensors
 from safepoint.state.groups import (
     SCHEDULED_OPTIONS,
     Matching,
@@ -29,16 +30,17 @@ from safepoint.state.groups import (
     check_numbers,
     compare_options,
     match_groups,
-    recorded_order,
 )
 from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
+from safepoint.state.memo import Memo
 from safepoint.state.merging import is_shared, leaves_of, merge_state, reorder, set_option, set_step, unshared_names
-from safepoint.state.optimizer_tree import NOT_OPTIONS, SavedOptimizer, parse_optimizer, states_of
+from safepoint.state.optimizer_tree import SavedOptimizer, options_of, parse_optimizer, states_of, tree_of
 from safepoint.state.rebuild import Rebuilder, to_kind
-from safepoint.state.shards import ShardTarget, captured, new_target, scatter, target_in
-from safepoint.state.stored import malformed
+from safepoint.state.shards import ShardTarget, new_target, scatter, target_in
+from safepoint.state.sight import Sight
+from safepoint.state.stored import Parsed, malformed
 from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, check_storable, is_distributed, spec_of
-from safepoint.state.tree import class_name, flatten
+from safepoint.state.tree import class_name, draft_of, flatten
 
 
 class OptimizerItem:
@@ -62,13 +64,15 @@ class OptimizerItem:
         self._name = name
         self._optimizer = optimizer
         self._parameters = parameters
+        self._memo = Memo(name, self.type)
+        self._parsed = Parsed(parse_optimizer)
         self._targets: dict[str, InPlaceTarget | NewTensorTarget | ShardTarget] = {}
         self._restored: dict[str, torch.Tensor] = {}
         self._recorded: list[tuple[str, ...]] = []
         self._settlers: dict[str, Callable[[], object]] = {}
         self._applied: tuple[SavedOptimizer, Permits] | None = None
         self._configured = [
-            (len(group["params"]), {key: _as_number(value) for key, value in _options(group).items()})
+            (len(group["params"]), {key: _as_number(value) for key, value in options_of(group).items()})
             for group in optimizer.param_groups
         ]
 
@@ -108,20 +112,20 @@ class OptimizerItem:
         Raises:
             RequestError: A parameter belongs to no registered module.
         """
-        name_of = self._namer()
-        return [tuple(name_of(one) for one in group["params"]) for group in self._optimizer.param_groups]
+        return self._group_names(self._namer())
 
     def capture(self) -> CapturedItem:
         """Return groups, state by name, and what an overridden `state_dict` adds."""
-        plain, tensors = self._flatten()
-        return CapturedItem(self.type, plain, captured(tensors, self._name))
+        whole = self._whole()
+        sight = Sight.of(whole)
+        return self._memo.captured(sight, lambda: self._draft(whole, sight), is_divided_alone=False)
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return differences of class, parameters, grouping and of the options that there are."""
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
         found: list[Difference] = []
-        parsed, now = parse_optimizer(saved, self._name), class_name(self._optimizer)
+        parsed, now = self._parsed.of(saved, self._name), class_name(self._optimizer)
         if parsed.class_name != now:
             found.append(Difference(f"{self._name}.type", self._name, parsed.class_name, now))
         if parsed.extra.keys() - self._extra().keys():
@@ -131,7 +135,7 @@ class OptimizerItem:
         self._check_states(parsed)
         found += matching.differences
         for number, host in matching.pairs:
-            live = _options(self._optimizer.param_groups[host])
+            live = options_of(self._optimizer.param_groups[host])
             check_numbers(self._name, groups[number].options, live)
             found += compare_options(self._name, groups[number].options, live, f"{self._name}.param_groups[{host}]")
         return list(dict.fromkeys(found))
@@ -141,7 +145,7 @@ class OptimizerItem:
         plain, tensors = self._flatten()
         own = unshared_names(states_of(plain["state"], self._name))
         live = {name: tensor for name, tensor in tensors if name in own}
-        parsed = parse_optimizer(saved, self._name)
+        parsed = self._parsed.of(saved, self._name)
         exact = unshared_names(parsed.states)
         owners = self._owners(parsed, saved.plain)
         dense = {leaf.name for leaf in leaves_of(saved.plain) if isinstance(leaf, TensorLeaf)}
@@ -164,7 +168,7 @@ class OptimizerItem:
         """Set state and hyper-parameters; return the parameters whose state was left as it was."""
         self._restored = {name: target.tensor for name, target in self._targets.items() if target.tensor is not None}
         self._targets = {}
-        parsed = parse_optimizer(saved, self._name)
+        parsed = self._parsed.of(saved, self._name)
         groups, matching = parsed.groups, self._match(parsed)
         current: list[tuple[torch.Tensor | None, str]] = [(None, "")]
         rebuilder = Rebuilder(self._restored, lambda tensor, kind: _follow(tensor, kind, *current[0]))
@@ -185,6 +189,7 @@ class OptimizerItem:
         self._set_options(groups, options, matching, permits)
         self._recorded = [group.parameters for group in groups]
         self._applied = (parsed, permits)
+        self._parsed.forget()
         return self._set_state(state, other, frozenset(kinds))
 
     def reapply_hyperparameters(self) -> None:
@@ -222,42 +227,27 @@ class OptimizerItem:
         if settle is not None:
             self._settlers[name] = settle
 
-    def _flatten(self) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
-        optimizer, name_of = self._optimizer, self._namer()
-        names = self.group_names()
-        order = recorded_order(names, self._recorded)
-        groups = [
-            {
-                "parameters": list(names[index]),
-                "devices": [one.device.type for one in optimizer.param_groups[index]["params"]],
-                "options": _options(optimizer.param_groups[index]),
-            }
-            for index in order
-        ]
-        state: dict[str, dict[str, Any]] = {}
-        listed = {id(one): one for index in order for one in optimizer.param_groups[index]["params"]}
-        strays = [key for key in optimizer.state if isinstance(key, torch.Tensor) and id(key) not in listed]
-        for parameter in [*listed.values(), *strays]:
-            if parameter in optimizer.state:
-                item, name = name_of(parameter).split("/", 1)
-                state.setdefault(item, {})[name] = optimizer.state[parameter]
-        other = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
-        whole = {
-            "class": class_name(optimizer),
-            "groups": groups,
-            "state": state,
-            "other": other,
-            "extra": self._extra(),
-        }
-        plain, tensors = flatten(whole, path=self._name, may_be_distributed=True)
+    def _flatten(self) -> tuple[Any, NamedTensors]:
+        plain, tensors = flatten(self._whole(), path=self._name, may_be_distributed=True)
+        self._check_storable(tensors)
+        return plain, tensors
+
+    def _draft(self, whole: dict[str, Any], sight: Sight) -> Draft:
+        draft = draft_of(whole, sight, path=self._name, may_be_distributed=True)
+        self._check_storable(draft.tensors)
+        return draft
+
+    def _check_storable(self, tensors: NamedTensors) -> None:
         for name, tensor in tensors:
             if not name.startswith("state/"):
                 check_storable(tensor, f"{self._name}: {name}")
-        return plain, tensors
 
-    def _namer(self) -> Callable[[torch.Tensor], str]:
+    def _whole(self) -> dict[str, Any]:
+        return tree_of(self._optimizer, self._namer(), self._recorded, extra=self._extra())
+
+    def _namer(self, named: Mapping[str, torch.Tensor] | None = None) -> Callable[[torch.Tensor], str]:
         """Return a function from a parameter to its qualified name, over the modules registered so far."""
-        names = {id(one): name for name, one in self._parameters().items()}
+        names = {id(one): name for name, one in (self._parameters() if named is None else named).items()}
 
         def name_of(parameter: torch.Tensor) -> str:
             name = names.get(id(parameter))
@@ -274,7 +264,11 @@ class OptimizerItem:
         return name_of
 
     def _match(self, saved: SavedOptimizer) -> Matching:
-        return match_groups(self._name, saved.groups, self.group_names(), frozenset(self._parameters()))
+        named = self._parameters()
+        return match_groups(self._name, saved.groups, self._group_names(self._namer(named)), frozenset(named))
+
+    def _group_names(self, name_of: Callable[[torch.Tensor], str]) -> list[tuple[str, ...]]:
+        return [tuple(name_of(one) for one in group["params"]) for group in self._optimizer.param_groups]
 
     def _check_states(self, saved: SavedOptimizer) -> None:
         """Refuse a state of a parameter that is in no group and that nobody has here: it would vanish unseen."""
@@ -335,8 +329,8 @@ class OptimizerItem:
             settle()
 
     def _set_state(self, state: dict[str, Any], other: dict[Any, Any], known: frozenset[str]) -> list[str]:
-        live, name_of = self._optimizer.state, self._namer()
-        named, before = self._parameters(), dict(live)
+        live, named = self._optimizer.state, self._parameters()
+        name_of, before = self._namer(named), dict(live)
         seen_live = Counter(id(part) for value in before.values() for part in _parts(value))
         seen_saved = Counter(id(part) for value in state.values() for part in _parts(value))
         own = {key for key, count in (*seen_live.items(), *seen_saved.items()) if count > 1}
@@ -383,11 +377,6 @@ def _device(kind: str) -> torch.device:
 
 def _parts(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else [value]
-
-
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    # Sorted, because the order of keys says when a scheduler was built and nothing else.
-    return {key: value for key, value in sorted(group.items()) if key not in NOT_OPTIONS}
 
 
 def _as_number(value: Any) -> Any:

@@ -17,9 +17,11 @@ import torch
 from safepoint.errors import CorruptionError, RequestError
 from safepoint.format.plain import DtypeLeaf, ScalarLeaf, SizeLeaf, TensorLeaf
 from safepoint.state import shards, sparse
+from safepoint.state.draft import container_of
 from safepoint.state.item import TensorSpec, TensorTarget
 from safepoint.state.rebuild import SPARSE_KEY
 from safepoint.state.tensors import (
+    PLAIN_TYPES,
     NewTensorTarget,
     check_storable,
     dtype_name,
@@ -29,7 +31,7 @@ from safepoint.state.tensors import (
     scalar_tensor,
     write_into,
 )
-from safepoint.state.tree import container_of, flatten, sparse_as_dict, unflatten
+from safepoint.state.tree import flatten, sparse_as_dict, unflatten
 
 PARTS_KEY = "safepoint.parts"
 
@@ -59,7 +61,7 @@ def describe(tensor: torch.Tensor, name: str, path: str) -> tuple[object, list[t
     holder = (container_of(tensor), tensor.device.type, tensor.requires_grad)
     if tensor.dim() == 0:
         return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(tensor), *holder), []
-    return TensorLeaf(name, *holder), [(name, tensor.detach())]
+    return TensorLeaf(name, *holder), [(name, tensor)]
 
 
 def signature(value: object, specs: Mapping[str, TensorSpec]) -> Signature:
@@ -140,7 +142,7 @@ def flag_of(value: Any, default: bool) -> bool:
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    if torch.nn.parameter.is_lazy(tensor) or tensor.is_nested:
+    if type(tensor) in PLAIN_TYPES or torch.nn.parameter.is_lazy(tensor) or tensor.is_nested:
         return False
     detached = tensor.detach()
     return type(detached) is not torch.Tensor and hasattr(detached, "__tensor_flatten__")

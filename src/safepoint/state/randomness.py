@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from safepoint.errors import Difference
+from safepoint.format.stencil import encode_text
 from safepoint.state.item import STREAMS_ITEM, CapturedItem, Permits, SavedItem, Target
 from safepoint.state.stored import elements, malformed, reading, record
 
@@ -77,7 +79,7 @@ class GlobalRandomItem:
 
     def capture(self) -> CapturedItem:
         """Return the states of all global streams."""
-        return CapturedItem(self.type, dict(RandomStreams.snapshot().states))
+        return CapturedItem(self.type, encode_text(dict(RandomStreams.snapshot().states), path=self.name))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference for each kind of device whose number of streams is not the same."""
@@ -148,9 +150,8 @@ class GeneratorItem:
 
     def capture(self) -> CapturedItem:
         """Return the state, and what sets its form: the kind of device, the bit generator, Python's version of it."""
-        return CapturedItem(
-            self.type, {"form": self._kind.form(self._generator), "state": self._kind.state(self._generator)}
-        )
+        state = {"form": self._kind.form(self._generator), "state": self._kind.state(self._generator)}
+        return CapturedItem(self.type, encode_text(state, path=self._name))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the live generator's state has another form."""
@@ -236,12 +237,12 @@ def _kind_of(generator: Generator) -> _Kind:
 
 def _pack_python(state: Any) -> tuple[int, bytes, float | None]:
     version, words, gauss = state
-    return (version, b"".join(word.to_bytes(4, "little") for word in words), gauss)
+    return (version, struct.pack(f"<{len(words)}I", *words), gauss)
 
 
 def _unpack_python(packed: Any) -> tuple[int, tuple[int, ...], float | None]:
     version, data, gauss = packed
-    return (version, tuple(int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)), gauss)
+    return (version, struct.unpack(f"<{len(data) // 4}I", data), gauss)
 
 
 def _pack(state: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from safepoint.errors import Difference
+from safepoint.format.stencil import encode_text
 from safepoint.state.item import CapturedItem, Permits, SavedItem, Target
 from safepoint.state.stored import malformed, reading, record
 
@@ -34,7 +35,7 @@ class ScalerItem:
     def capture(self) -> CapturedItem:
         """Return the scaler's own state, and whether its tensors are made."""
         state = self._scaler.state_dict()
-        return CapturedItem(self.type, {"state": state, "made": self._scale() is not None})
+        return CapturedItem(self.type, encode_text({"state": state, "made": self._scale() is not None}, path=self.name))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when one side is enabled and the other is not."""

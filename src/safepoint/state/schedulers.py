@@ -28,13 +28,15 @@ from torch.optim import lr_scheduler
 from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import NumpyScalarLeaf, Same, ScalarLeaf, Shared, TensorLeaf, ViewLeaf
 from safepoint.state.groups import recorded_order
-from safepoint.state.item import CapturedItem, CapturedTensor, Permits, SavedItem, Target
+from safepoint.state.item import CapturedItem, Permits, SavedItem, Target
+from safepoint.state.memo import Memo
 from safepoint.state.merging import set_option
 from safepoint.state.optimizers import OptimizerItem
 from safepoint.state.rebuild import check_plain
+from safepoint.state.sight import Sight
 from safepoint.state.stored import elements, field, malformed, reading, record
-from safepoint.state.tensors import NewTensorTarget, TensorSource, spec_of
-from safepoint.state.tree import class_name, flatten, unflatten
+from safepoint.state.tensors import NewTensorTarget
+from safepoint.state.tree import class_name, draft_of, flatten, unflatten
 
 _PER_GROUP = frozenset(
     {"base_lrs", "_last_lr", "min_lrs", "max_lrs", "base_momentums", "max_momentums", "swa_lrs", "lr_lambdas"}
@@ -79,6 +81,7 @@ class SchedulerItem:
     def __init__(self, name: str, scheduler: Any, optimizers: Callable[[], Mapping[str, OptimizerItem]]) -> None:
         self._name = name
         self._scheduler = scheduler
+        self._memo = Memo(name, self.type)
         self._optimizers = optimizers
         self._targets: dict[str, NewTensorTarget] = {}
         self._recorded: list[tuple[str, ...]] = []
@@ -109,11 +112,8 @@ class SchedulerItem:
             "configured": _arranged(self._effective, order),
             "has_stepped": bool(getattr(optimizer.optimizer, "_opt_called", False)),
         }
-        plain, tensors = flatten(whole, path=self._name)
-        captured = tuple(
-            CapturedTensor(spec_of(name, tensor), TensorSource.of(tensor, name)) for name, tensor in tensors
-        )
-        return CapturedItem(self.type, plain, captured)
+        sight = Sight.of(whole)
+        return self._memo.captured(sight, lambda: draft_of(whole, sight, path=self._name))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return differences of class (of the schedulers inside too) and of the optimizer that it drives."""

@@ -8,28 +8,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import element_count, split_rows
 from safepoint.format.index import Chunk, IndexedItem, Tensor
-from safepoint.format.plain import encode_plain
 from safepoint.format.state_digest import item_digest
 from safepoint.state.item import CapturedTensor, Item, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotItem:
-    """Hold one item: its type, its plain tree in JSON form, and the tensors that still lie in live memory.
+    """Hold one item: its type, the text of its plain tree, and the tensors that still lie in live memory.
 
     `division` and `leaders` are as in `CapturedItem`.
     """
 
     name: str
     type: str
-    plain: Any
+    tree: bytes
     tensors: tuple[CapturedTensor, ...]
     division: str = ""
     leaders: frozenset[str] = frozenset()
+
+    @property
+    def plain(self) -> Any:
+        """Return the plain tree in JSON form."""
+        return msgspec.json.decode(self.tree)
+
+    @property
+    def indexed(self) -> IndexedItem:
+        """Return the item as an index holds it."""
+        return IndexedItem(self.type, msgspec.Raw(self.tree))
 
 
 def capture_item(item: Item) -> SnapshotItem:
@@ -39,8 +50,7 @@ def capture_item(item: Item) -> SnapshotItem:
         RequestError: A value cannot be stored; named by its path.
     """
     captured = item.capture()
-    plain = encode_plain(captured.plain, path=item.name)
-    return SnapshotItem(item.name, captured.type, plain, captured.tensors, captured.division, captured.leaders)
+    return SnapshotItem(item.name, captured.type, captured.tree, captured.tensors, captured.division, captured.leaders)
 
 
 def digest_chunks(spec: TensorSpec, data: memoryview, *, begin: int = 0) -> tuple[Chunk, ...]:
@@ -76,4 +86,4 @@ def digest_state(item: SnapshotItem) -> str:
         spec = tensor.spec
         chunks = digest_chunks(spec, data)
         tensors.append(Tensor(item.name, spec.name, spec.dtype, spec.global_shape, spec.offset, spec.shape, chunks))
-    return item_digest(IndexedItem(item.type, item.plain), tensors)
+    return item_digest(item.indexed, tensors)

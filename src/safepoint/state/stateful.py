@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from safepoint.errors import Difference, RequestError, SafepointError
 from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
+from safepoint.state.memo import Memo
 from safepoint.state.rebuild import check_plain
-from safepoint.state.shards import ShardTarget, captured, division_of, new_target
+from safepoint.state.shards import ShardTarget, new_target
+from safepoint.state.sight import Sight
 from safepoint.state.stored import field, malformed
 from safepoint.state.tensors import NewTensorTarget, is_distributed
-from safepoint.state.tree import class_name, flatten, unflatten
+from safepoint.state.tree import class_name, draft_of, flatten, unflatten
 
 
 @runtime_checkable
@@ -56,6 +58,7 @@ class StatefulItem:
     def __init__(self, name: str, stateful: Stateful) -> None:
         self._name = name
         self._stateful = stateful
+        self._memo = Memo(name, self.type)
         self._targets: dict[str, NewTensorTarget | ShardTarget] = {}
 
     @property
@@ -74,8 +77,8 @@ class StatefulItem:
 
     def capture(self) -> CapturedItem:
         """Return the class and what `state_dict()` returns."""
-        plain, tensors = self._flatten()
-        return CapturedItem(self.type, plain, captured(tensors, self._name), division_of(tensors))
+        whole = self._whole()
+        return _captured(self._memo, whole, self._name)
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the object is of another class, else those that the object itself tells."""
@@ -86,7 +89,7 @@ class StatefulItem:
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, TensorTarget]:
         """Return a target for each tensor; all are made anew, because the object decides what becomes of them."""
-        self._targets = _new_targets(saved, self._flatten()[1] if _may_be_distributed(saved) else [], self._name)
+        self._targets = _new_targets(saved, self._whole, self._name)
         return dict(self._targets)
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
@@ -101,7 +104,7 @@ class StatefulItem:
             self._stateful.load_state_dict(whole["state"])
         return []
 
-    def _flatten(self) -> tuple[object, list[tuple[str, torch.Tensor]]]:
+    def _whole(self) -> dict[str, object]:
         try:
             state = self._stateful.state_dict()
         except SafepointError:
@@ -112,8 +115,7 @@ class StatefulItem:
                 where=self._name,
                 found=f"state_dict() raised {type(exc).__name__}: {exc}",
             ) from exc
-        whole = {"class": class_name(self._stateful), "state": state}
-        return flatten(whole, path=self._name, may_be_distributed=True)
+        return {"class": class_name(self._stateful), "state": state}
 
 
 class PlainItem:
@@ -124,6 +126,7 @@ class PlainItem:
     def __init__(self, name: str, container: dict[Any, Any] | list[Any]) -> None:
         self._name = name
         self._container = container
+        self._memo = Memo(name, self.type)
         self._targets: dict[str, NewTensorTarget | ShardTarget] = {}
 
     @property
@@ -133,8 +136,8 @@ class PlainItem:
 
     def capture(self) -> CapturedItem:
         """Return the contents."""
-        plain, tensors = self._flatten()
-        return CapturedItem(self.type, plain, captured(tensors, self._name), division_of(tensors))
+        whole = self._whole()
+        return _captured(self._memo, whole, self._name)
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference when the container is of another class."""
@@ -145,7 +148,7 @@ class PlainItem:
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, TensorTarget]:
         """Return a target for each tensor; all are made anew."""
-        self._targets = _new_targets(saved, self._flatten()[1] if _may_be_distributed(saved) else [], self._name)
+        self._targets = _new_targets(saved, self._whole, self._name)
         return dict(self._targets)
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
@@ -159,9 +162,8 @@ class PlainItem:
             self._container[:] = state
         return []
 
-    def _flatten(self) -> tuple[object, list[tuple[str, torch.Tensor]]]:
-        whole = {"class": class_name(self._container), "state": self._container}
-        return flatten(whole, path=self._name, may_be_distributed=True)
+    def _whole(self) -> dict[str, object]:
+        return {"class": class_name(self._container), "state": self._container}
 
 
 PLAIN_CONTAINERS: tuple[type, ...] = (dict, OrderedDict, list)
@@ -178,10 +180,17 @@ def _may_be_distributed(saved: SavedItem) -> bool:
     return bool(saved.specs) and "torch.distributed.tensor" in sys.modules
 
 
-def _new_targets(
-    saved: SavedItem, live: list[tuple[str, torch.Tensor]], path: str
-) -> dict[str, NewTensorTarget | ShardTarget]:
-    """Return targets for all tensors; one that is distributed here, under the same name and shape, stays so."""
+def _captured(memo: Memo, whole: dict[str, object], path: str) -> CapturedItem:
+    sight = Sight.of(whole)
+    return memo.captured(sight, lambda: draft_of(whole, sight, path=path, may_be_distributed=True))
+
+
+def _new_targets(saved: SavedItem, whole: Callable[[], object], path: str) -> dict[str, NewTensorTarget | ShardTarget]:
+    """Return targets for all tensors; one that is distributed here, under the same name and shape, stays so.
+
+    The live state, `whole`, is asked for only where it may hold distributed tensors.
+    """
+    live = flatten(whole(), path=path, may_be_distributed=True)[1] if _may_be_distributed(saved) else []
     models = {name: one for name, one in live if is_distributed(one) and name in saved.specs}
     likes = {name: one for name, one in models.items() if tuple(one.shape) == saved.specs[name].global_shape}
     # Made in host memory: the tree knows which kind of device each was on and moves it there.

@@ -30,6 +30,8 @@ SPARSE_LAYOUTS = (
     torch.sparse_bsc,
 )
 
+# Tensors of these types are nothing else besides.
+PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 # Memory of no length in particular; a type for each length would take longer to make than a small tensor to copy.
 _Memory = ctypes.c_char * sys.maxsize
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -282,9 +284,9 @@ def dtype_of(name: str) -> torch.dtype:
 
 def scalar_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor of one element."""
-    if is_direct(tensor, tensor.dtype):
-        return bytes(as_memory(tensor))
-    return bytes(as_memory(tensor.detach().resolve_conj().resolve_neg().reshape(1).cpu()))
+    if not is_direct(tensor, tensor.dtype):
+        tensor = tensor.detach().resolve_conj().resolve_neg().reshape(1).cpu()
+    return bytes(as_memory(tensor))
 
 
 def scalar_tensor(dtype: str, data: bytes) -> torch.Tensor:
@@ -311,24 +313,20 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
     Raises:
         RequestError: By path: distributed, meta, fake, quantised, nested, subclassed, freed, or of an unknown dtype.
     """
-    if is_distributed(tensor):
-        remedy = "Hold it in a module or in an optimizer's state, or gather it first."
-        raise _refused(tensor, path, "is distributed over ranks (DTensor)", remedy)
-    if torch.nn.parameter.is_lazy(tensor):
-        raise _refused(tensor, path, "is not initialised", "Run one forward pass on the lazy module before saving.")
+    if type(tensor) not in PLAIN_TYPES:
+        _check_type(tensor, path)
     if tensor.is_nested:
         raise _refused(tensor, path, "is nested", "Store its values and offsets as plain tensors.")
-    if type(tensor) is not torch.Tensor and type(tensor.detach()) is not torch.Tensor:
-        raise _refused(tensor, path, "is of a subclass of Tensor", "Store the plain tensors that it is made of.")
     if tensor.is_meta:
         raise _refused(tensor, path, "has no values (meta device)", "Materialise it before saving.")
     if tensor.is_quantized:
         raise _refused(tensor, path, "is quantised", "Store its integer representation, scale and zero point.")
     if dtype_name(tensor.dtype) not in DTYPES:
         raise _refused(tensor, path, "has a dtype outside the closed table", "Convert it to a stored dtype.")
-    if tensor.layout not in (torch.strided, *SPARSE_LAYOUTS):
-        raise _refused(tensor, path, f"has the layout {tensor.layout}", "Store tensor.to_dense().")
-    if tensor.layout == torch.strided and tensor.numel() and _is_freed(tensor):
+    layout = tensor.layout
+    if layout is not torch.strided and layout not in SPARSE_LAYOUTS:
+        raise _refused(tensor, path, f"has the layout {layout}", "Store tensor.to_dense().")
+    if layout is torch.strided and tensor.numel() and _is_freed(tensor):
         raise _refused(tensor, path, "has lost its memory (storage resized to 0)", "Gather it before saving.")
     if sys.byteorder != "little":
         raise _refused(tensor, path, "is big-endian", "Checkpoints are written by little-endian hosts.")
@@ -339,7 +337,7 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
     Decided by the class's name, because importing `torch.distributed.tensor` costs a process that has none a second.
     """
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) in PLAIN_TYPES:
         return False
     return any(
         kind.__qualname__ == "DTensor" and kind.__module__.startswith("torch.distributed")
@@ -349,14 +347,27 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the half-open range of addresses of a strided tensor; that of a tensor of no bytes overlaps with none."""
-    if tensor.numel() == 0:
+    size_bytes = tensor.nbytes
+    if size_bytes == 0:
         return (0, 0)
     if tensor.is_contiguous():
         start = tensor.data_ptr()
-        return (start, start + tensor.numel() * tensor.element_size())
+        return (start, start + size_bytes)
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return (start, start + (reach + 1) * tensor.element_size())
+
+
+def _check_type(tensor: torch.Tensor, path: str) -> None:
+    if is_distributed(tensor):
+        remedy = "Hold it in a module or in an optimizer's state, or gather it first."
+        raise _refused(tensor, path, "is distributed over ranks (DTensor)", remedy)
+    if torch.nn.parameter.is_lazy(tensor):
+        raise _refused(tensor, path, "is not initialised", "Run one forward pass on the lazy module before saving.")
+    if tensor.is_nested:
+        return
+    if type(tensor.detach()) is not torch.Tensor:
+        raise _refused(tensor, path, "is of a subclass of Tensor", "Store the plain tensors that it is made of.")
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,6 @@ Spec: F3, F4.
 
 from __future__ import annotations
 
-import datetime
-import pathlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -37,27 +35,12 @@ from safepoint.format.plain import (
 )
 from safepoint.state import shards, sparse
 from safepoint.state.aliases import Occupant, Span, find_spans
+from safepoint.state.draft import ATOMS, Draft, NamedTensors, Values, container_of
 from safepoint.state.places import below, join, tensor_name
 from safepoint.state.rebuild import SPARSE_KEY, Rebuilder, to_kind
+from safepoint.state.sight import Sight
 from safepoint.state.tensors import check_storable, dtype_name, is_distributed, scalar_bytes
 
-_ATOMS: tuple[type, ...] = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    datetime.datetime,
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    pathlib.PurePosixPath,
-    pathlib.PureWindowsPath,
-    pathlib.PosixPath,
-    pathlib.WindowsPath,
-)
 _CONTAINERS = (list, dict, OrderedDict, set)
 
 
@@ -73,7 +56,7 @@ def flatten(
         may_be_distributed: Take distributed tensors too; in the tree they stand as plain ones do.
 
     Returns:
-        The tree, and the tensors in the order of the tree. They are the live ones (detached), not copies.
+        The tree, and the tensors in the order of the tree. They are the live ones, or views of them.
 
     Raises:
         RequestError: A value is outside the closed set, contains itself, or shares memory in a way that cannot be
@@ -83,6 +66,29 @@ def flatten(
     survey.visit(value, path, 0)
     builder = _Builder(survey, find_spans(survey.occupants))
     return builder.build(value, prefix), builder.tensors
+
+
+def draft_of(value: object, sight: Sight, *, path: str, may_be_distributed: bool = False) -> Draft:
+    """Take nested state apart as `flatten` does, and leave its values open.
+
+    Args:
+        value: The state.
+        sight: What is seen of it.
+        path: Where it stands, for messages.
+        may_be_distributed: As for `flatten`.
+
+    Raises:
+        RequestError: As `flatten` does.
+    """
+    survey = _Survey(may_be_distributed=may_be_distributed)
+    spans = survey.take_over(sight)
+    if spans is None:
+        survey = _Survey(may_be_distributed=may_be_distributed)
+        survey.visit(value, path, 0)
+        spans = find_spans(survey.occupants)
+    values = Values()
+    builder = _Builder(survey, spans, values)
+    return Draft(builder.build(value, ""), values.found, builder.tensors, builder.origins)
 
 
 def unflatten(
@@ -113,15 +119,6 @@ def class_name(value: object) -> str:
     return type(value).__qualname__
 
 
-def container_of(tensor: torch.Tensor) -> str:
-    """Return what holds a tensor in Python: ``tensor``, ``parameter``, ``buffer`` or ``buffer_non_persistent``."""
-    if isinstance(tensor, torch.nn.Parameter):
-        return "parameter"
-    if isinstance(tensor, torch.nn.Buffer):
-        return "buffer" if getattr(tensor, "persistent", True) else "buffer_non_persistent"
-    return "tensor"
-
-
 def sparse_as_dict(tensor: torch.Tensor, *, path: str) -> dict[str, Any]:
     """Return the description of a sparse tensor; ``parts`` holds the live parts, whose leaves the caller makes."""
     parts = sparse.take_apart(tensor, path=path)
@@ -146,9 +143,26 @@ class _Survey:
         self.stand_ins: dict[int, Any] = {}
         self._open: set[int] = set()
 
+    def take_over(self, sight: Sight) -> dict[int, Span] | None:
+        """Take a state as visited that was seen, and return its spans; None if it has to be visited all the same.
+
+        That is where a part is of unknown kind, and where something is wrong, so that its path is told. A sight is
+        known only of what a visit passes, but for what is checked here.
+        """
+        if not sight.is_known:
+            return None
+        self.visits = dict.fromkeys(sight.repeated, 2)
+        self.occupants = [Occupant(id(tensor), tensor, "") for tensor in sight.tensors]
+        try:
+            for tensor in sight.tensors:
+                check_storable(tensor, "")
+            return find_spans(self.occupants)
+        except RequestError:
+            return None
+
     def visit(self, value: Any, path: str, depth: int) -> None:
         kind = type(value)
-        if kind in _ATOMS or kind is torch.Size:
+        if kind in ATOMS or kind is torch.Size:
             return
         if depth > MAX_DEPTH:
             raise RequestError(
@@ -194,7 +208,7 @@ class _Survey:
             self.stand_ins[id(tensor)] = sparse_as_dict(tensor, path=path)
             self._visit_elements(self.stand_ins[id(tensor)]["parts"], path, depth)
         else:
-            self.occupants.append(Occupant(id(tensor), tensor.detach(), path))
+            self.occupants.append(Occupant(id(tensor), tensor, path))
 
     def _visit_elements(self, value: Any, path: str, depth: int) -> None:
         if isinstance(value, dict):
@@ -214,8 +228,10 @@ class _Survey:
 class _Builder:
     """Build the plain tree of a surveyed state."""
 
-    def __init__(self, survey: _Survey, spans: dict[int, Span]) -> None:
-        self.tensors: list[tuple[str, torch.Tensor]] = []
+    def __init__(self, survey: _Survey, spans: dict[int, Span], values: Values | None = None) -> None:
+        self.tensors: NamedTensors = []
+        self.origins: list[torch.Tensor] = []
+        self._values = values
         self._survey = survey
         self._spans = spans
         self._span_names: dict[int, str] = {}
@@ -224,7 +240,7 @@ class _Builder:
     def build(self, value: Any, name: str) -> object:
         """Return the tree of one value; `name` begins the names of its tensors."""
         key = id(value)
-        if type(value) in _ATOMS or self._survey.visits.get(key, 0) < 2:
+        if type(value) in ATOMS or self._survey.visits.get(key, 0) < 2:
             return self._bare(value, name)
         if key in self._numbers:
             return Same(self._numbers[key])
@@ -233,8 +249,8 @@ class _Builder:
 
     def _bare(self, value: Any, name: str) -> object:
         kind = type(value)
-        if kind in _ATOMS:
-            return value
+        if kind in ATOMS:
+            return value if self._values is None or kind is str else self._values.leave_open(value)
         if kind in (dict, OrderedDict):
             return kind(self._pairs(value, name))
         if kind in (list, tuple):
@@ -263,16 +279,19 @@ class _Builder:
         span = self._spans.get(key)
         if span is not None:
             if id(span) not in self._span_names:
-                self._span_names[id(span)] = self._add(name, span.flat)
+                self._span_names[id(span)] = self._add(name, span.flat, span.origin)
             shape, stride = tuple(tensor.shape), tuple(tensor.stride())
             return ViewLeaf(self._span_names[id(span)], span.offset_of(tensor), shape, stride, *holder)
+        if tensor.dim() == 0 and self._values is not None:
+            return self._values.leave_scalar_open(tensor, container)
         if tensor.dim() == 0:
             return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(shards.local_of(tensor)), *holder)
-        return TensorLeaf(self._add(name, tensor if is_distributed(tensor) else tensor.detach()), *holder)
+        return TensorLeaf(self._add(name, tensor, tensor), *holder)
 
-    def _add(self, name: str, tensor: torch.Tensor) -> str:
+    def _add(self, name: str, tensor: torch.Tensor, origin: torch.Tensor) -> str:
         name = tensor_name(name, len(self.tensors))
         self.tensors.append((name, tensor))
+        self.origins.append(origin)
         return name
 
 
@@ -285,7 +304,7 @@ def _plain_key(value: Any) -> Any:
         return NumpyScalarLeaf(value.dtype.newbyteorder("<").str, value.astype(value.dtype.newbyteorder("<")).tobytes())
     if type(value) in (tuple, frozenset):
         return type(value)(_plain_key(element) for element in value)
-    if type(value) in _ATOMS:
+    if type(value) in ATOMS:
         return value
     raise InternalError("a value passed the survey but has no plain form", found=type(value).__qualname__)
 
@@ -296,7 +315,9 @@ def _check_key(key: Any, path: str, depth: int) -> None:
             _check_key(element, path, depth + 1)
     elif isinstance(key, np.generic):
         _check_numpy(key.dtype, "bcfiuMm", path)
-    elif not (type(key) in (*_ATOMS, torch.Size) or (type(key) is torch.dtype and dtype_name(key) in DTYPES)):
+    elif type(key) is torch.dtype and dtype_name(key) in DTYPES:
+        return
+    elif type(key) not in ATOMS and type(key) is not torch.Size:
         raise _outside(key, f"{path} (a key or an element of a set)")
 
 

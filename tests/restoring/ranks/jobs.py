@@ -16,6 +16,7 @@ from safepoint.faults.group import MessageScript
 from safepoint.format.extent import Box
 from safepoint.format.manifest import Conditions
 from safepoint.format.plain import encode_plain
+from safepoint.format.stencil import encode_text
 from safepoint.restoring.match import Choice
 from safepoint.restoring.restore import RestoreContext, Restored, restore
 from safepoint.restoring.select import Wish
@@ -89,7 +90,7 @@ class Part:
             for name, boxes in self.held.items()
             for box in boxes
         ]
-        return CapturedItem(self.type, self.plain, tuple(tensors), self.division)
+        return CapturedItem(self.type, encode_text(self.plain), tuple(tensors), self.division)
 
     _whole: dict[str, tuple[int, ...]] = field(default_factory=dict)
 

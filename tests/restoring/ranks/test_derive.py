@@ -13,6 +13,7 @@ import torch
 from safepoint.contract import Contract
 from safepoint.errors import RequestError
 from safepoint.format.plain import encode_plain
+from safepoint.format.stencil import encode_text
 from safepoint.restoring.derive import derived_seed
 from safepoint.restoring.restore import Restored
 from safepoint.state.item import CapturedItem, Item, Permits, SavedItem
@@ -151,7 +152,7 @@ def apply(item: GeneratorItem | GlobalRandomItem, *, seed: int) -> None:
     saved = SavedItem(item.type, tree)
     assert item.check(saved) == []
     item.apply(saved, Permits())
-    assert repr(item.capture()) == repr(CapturedItem(item.type, tree))
+    assert repr(item.capture()) == repr(CapturedItem(item.type, encode_text(tree)))
 
 
 def _draw(generator: Any) -> float:

@@ -18,6 +18,7 @@ from safepoint.format.extent import element_count
 from safepoint.format.index import Index, Tensor, decode_index
 from safepoint.format.manifest import Manifest, ProgressRecord
 from safepoint.format.names import generation_path, index_name
+from safepoint.format.stencil import encode_text
 from safepoint.joining.follower import RankSession
 from safepoint.membership import Membership, record_start
 from safepoint.restoring.restore import Restored
@@ -55,7 +56,7 @@ class Held:
     division: str = ""
 
     def capture(self) -> CapturedItem:
-        return CapturedItem(self.type, self.plain, tuple(self.tensors), self.division)
+        return CapturedItem(self.type, encode_text(self.plain), tuple(self.tensors), self.division)
 
 
 def box(name: str, whole: bytes, start: int, stop: int, *, is_leaders: bool = False) -> CapturedTensor:
