@@ -47,13 +47,29 @@ def seal(record: msgspec.Struct) -> bytes:
 
     Spec: F2.
     """
+    return seal_text(encode_sealed(record))
+
+
+def encode_sealed(record: msgspec.Struct) -> bytes:
+    """Return the text of a record as it is sealed, without its digest.
+
+    Raises:
+        RequestError: As `seal` does.
+    """
     try:
-        body = msgspec.json.format(msgspec.json.encode(record), indent=1)
+        return msgspec.json.format(msgspec.json.encode(record), indent=1)
     except UnicodeEncodeError as exc:
         raise RequestError(
             f"a {type(record).__name__} cannot be written", expected="Unicode text", found=ascii(exc.object[:80])
         ) from exc
-    tail = b'",' + body[1:] + b"\n"
+
+
+def seal_text(text: bytes) -> bytes:
+    """Return the text of a record, as `encode_sealed` makes it, with its digest.
+
+    Spec: F2.
+    """
+    tail = b'",' + text[1:] + b"\n"
     return _PREFIX + digest_bytes(tail).encode("ascii") + tail
 
 

@@ -8,7 +8,7 @@ Spec: F7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,11 +24,42 @@ def item_digest(item: IndexedItem, tensors: Iterable[Tensor]) -> str:
 
     Spec: F7.3.
     """
-    parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain)]
-    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
-        chunks = [chunk.digest for chunk in tensor.chunks]
-        parts.append(msgspec.json.encode([tensor.name, tensor.dtype, tensor.shape, chunks]))
-    return digest_bytes(b"\n".join(parts))
+    ordered = sorted(tensors, key=lambda tensor: tensor.name)
+    return ItemText(ordered).digest(item, [chunk.digest for tensor in ordered for chunk in tensor.chunks])
+
+
+class ItemText:
+    """Hold the text that the digest of an item is taken over, as far as it tells of tensors, with places for digests.
+
+    It is the same from save to save while the same boxes are stored.
+
+    Args:
+        tensors: The item's tensors by name; the digests of their chunks do not count.
+    """
+
+    __slots__ = ("_template",)
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        lines = []
+        for tensor in tensors:
+            head = msgspec.json.encode([tensor.name, tensor.dtype, tensor.shape])[:-1].decode("utf-8")
+            places = ",".join(['"%s"'] * len(tensor.chunks))
+            lines.append(f"{head.replace('%', '%%')},[{places}]]")
+        self._template = "\n".join(lines)
+
+    def digest(self, item: IndexedItem, digests: Sequence[str]) -> str:
+        """Return the digest of the item with these tensors.
+
+        Args:
+            item: Its type and its plain tree.
+            digests: Those of all chunks, in the order of the tensors.
+
+        Spec: F7.3.
+        """
+        parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain)]
+        if self._template:
+            parts.append((self._template % tuple(digests)).encode("utf-8"))
+        return digest_bytes(b"\n".join(parts))
 
 
 def joint_digest(type_name: str, shares: Iterable[str]) -> str:

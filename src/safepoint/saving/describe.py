@@ -5,11 +5,15 @@ Spec: F3, F7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import msgspec
 
 from safepoint.format.digest import digest_file
-from safepoint.format.index import Chunk, Index, IndexedItem, ObjectReference, Tensor
+from safepoint.format.encoding import seal
+from safepoint.format.index import Chunk, Index, ObjectReference, Tensor
 from safepoint.format.names import data_name
 from safepoint.format.state_digest import item_digest, rank_share
 from safepoint.saving.form import FileForm
@@ -33,22 +37,47 @@ class Place:
     has_own_tree: frozenset[str] = frozenset()
 
 
-def index_of(
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Hold the text of a rank's index, the data objects that it names, and what the rank adds to each item's digest.
+
+    `record` makes the index itself.
+    """
+
+    text: bytes
+    objects: tuple[ObjectReference, ...]
+    shares: dict[str, str]
+    record: Callable[[], Index]
+
+
+def describe(
     form: FileForm, digests: Sequence[str], items: Sequence[SnapshotItem], place: Place, increment: Increment
-) -> Index:
-    """Return a rank's index.
+) -> Description:
+    """Describe what a rank has written.
 
     Args:
         form: What its data file looks like.
         digests: Those of the form's extents, the header's first.
         items: The items of the snapshot.
-        place: Whose index this is.
+        place: Whose part this is.
         increment: What lies in ancestors' files.
     """
-    header_digest, *chunk_digests = digests
-    name = data_name(place.rank, place.world_size)
-    digest = digest_file(header_digest, chunk_digests)
-    own = ObjectReference(place.generation, name, form.size_bytes, digest)
+    record = partial(index_of, form, digests, items, place, increment)
+    if form.wording is None:
+        index = record()
+        return Description(seal(index), index.objects, shares_of(index, place), lambda: index)
+    # All but the digests is known from the save before.
+    head, chunk_digests = _head(form, digests, items, place), digests[1:]
+    shares = {name: form.wording.digest_of(name, item, chunk_digests) for name, item in head.items.items()}
+    return Description(form.wording.seal(head, chunk_digests), head.objects, shares, record)
+
+
+def index_of(
+    form: FileForm, digests: Sequence[str], items: Sequence[SnapshotItem], place: Place, increment: Increment
+) -> Index:
+    """Return a rank's index; the arguments are those of `describe`."""
+    head, chunk_digests = _head(form, digests, items, place), digests[1:]
+    (own,) = head.objects
     offsets = (chunk.offset_bytes for entry in form.entries for chunk in entry.chunks)
     written = iter(zip(offsets, chunk_digests, strict=True))
     kept = iter(increment.kept)
@@ -64,16 +93,7 @@ def index_of(
             chunks.append(Chunk(chunk.rows, number, offset, chunk.size_bytes, chunk_digest))
         box = entry.box
         tensors.append(Tensor(box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape, tuple(chunks)))
-    return Index(
-        generation=place.generation,
-        rank=place.rank,
-        world_size=place.world_size,
-        header_bytes=len(form.header),
-        header_digest=header_digest,
-        objects=tuple(numbers),
-        items={item.name: IndexedItem(item.type, item.plain) for item in items if item.name in place.trees},
-        tensors=tuple(tensors),
-    )
+    return msgspec.structs.replace(head, objects=tuple(numbers), tensors=tuple(tensors))
 
 
 def shares_of(index: Index, place: Place) -> dict[str, str]:
@@ -95,3 +115,20 @@ def shares_of(index: Index, place: Place) -> dict[str, str]:
         boxes_of = place.rank if name in place.per_rank else None
         shares[name] = rank_share(tree, tensors, tree_of=tree_of, boxes_of=boxes_of)
     return shares
+
+
+def _head(form: FileForm, digests: Sequence[str], items: Sequence[SnapshotItem], place: Place) -> Index:
+    """Return a rank's index without its tensors, of a file that refers to no other."""
+    header_digest, *chunk_digests = digests
+    name = data_name(place.rank, place.world_size)
+    digest = digest_file(header_digest, chunk_digests)
+    return Index(
+        generation=place.generation,
+        rank=place.rank,
+        world_size=place.world_size,
+        header_bytes=len(form.header),
+        header_digest=header_digest,
+        objects=(ObjectReference(place.generation, name, form.size_bytes, digest),),
+        items={item.name: item.indexed for item in items if item.name in place.trees},
+        tensors=(),
+    )

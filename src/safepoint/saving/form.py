@@ -15,15 +15,15 @@ import msgspec
 
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
-from safepoint.format.extent import Shape, split_rows
-from safepoint.format.index import entry_keys
+from safepoint.format.extent import CHUNK_LIMIT_BYTES, Shape, split_rows
+from safepoint.format.index import Chunk, Tensor, entry_keys
 from safepoint.saving.layout import LayoutBox, cut_digest
+from safepoint.saving.wording import Wording
 
 ALIGNMENT_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkForm:
+class ChunkForm(msgspec.Struct, frozen=True):
     """Say which rows of its box a chunk holds, and where it lies in the file."""
 
     rows: tuple[int, int]
@@ -31,13 +31,13 @@ class ChunkForm:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """Say where a box lies in the file; `number` is its place among the boxes that the form was made of."""
 
     number: int
     box: LayoutBox
     offset_bytes: int
+    size_bytes: int
     chunks: tuple[ChunkForm, ...]
 
 
@@ -46,7 +46,8 @@ class FileForm:
     """Hold the header of a data file, and its entries in their order; there are no holes.
 
     `extents` are the sizes of all that has a digest of its own, in the order of the file: the header, then each chunk.
-    `layout` is the digest of the boxes that is voted with.
+    `layout` is the digest of the boxes that is voted with. `wording` is what one rank
+    says of the boxes that it alone has written; absent where that is not so.
     """
 
     header: bytes
@@ -54,6 +55,7 @@ class FileForm:
     extents: tuple[int, ...]
     size_bytes: int
     layout: str
+    wording: Wording | None = None
 
 
 class Forms:
@@ -85,11 +87,13 @@ def form_of(boxes: Sequence[LayoutBox], *, is_alone: bool) -> FileForm:
     header = encode_header([box for _, box in ordered])
     entries, end = [], len(header)
     for number, box in ordered:
-        entries.append(Entry(number, box, end, _chunks(box, end)))
-        end += box.size_bytes
+        size_bytes = box.size_bytes
+        entries.append(Entry(number, box, end, size_bytes, _chunks(box, end, size_bytes)))
+        end += size_bytes
     layout = boxes_digest(boxes) if is_alone else cut_digest(boxes)
     sizes = (chunk.size_bytes for entry in entries for chunk in entry.chunks)
-    return FileForm(header, tuple(entries), (len(header), *sizes), end, layout)
+    wording = Wording([_unsigned(entry) for entry in entries]) if is_alone else None
+    return FileForm(header, tuple(entries), (len(header), *sizes), end, layout, wording)
 
 
 def encode_header(boxes: Sequence[LayoutBox], *, rows: Sequence[int] | None = None) -> bytes:
@@ -132,11 +136,20 @@ def boxes_digest(boxes: Sequence[LayoutBox]) -> str:
     return digest_bytes(msgspec.json.encode(rows))
 
 
+def _unsigned(entry: Entry) -> Tensor:
+    """Return what an index says of an entry, but for the digests."""
+    box = entry.box
+    chunks = tuple(Chunk(chunk.rows, 0, chunk.offset_bytes, chunk.size_bytes, "") for chunk in entry.chunks)
+    return Tensor(box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape, chunks)
+
+
 def _order(box: LayoutBox) -> tuple[int, str, str, Shape]:
     return (-DTYPES[box.dtype].size_bytes, box.item, box.name, box.offset)
 
 
-def _chunks(box: LayoutBox, begin: int) -> tuple[ChunkForm, ...]:
+def _chunks(box: LayoutBox, begin: int, size_bytes: int) -> tuple[ChunkForm, ...]:
+    if 0 < size_bytes <= CHUNK_LIMIT_BYTES:
+        return (ChunkForm((0, box.row_count), begin, size_bytes),)
     row_bytes = box.row_bytes
     return tuple(
         ChunkForm((start, stop), begin + start * row_bytes, (stop - start) * row_bytes)

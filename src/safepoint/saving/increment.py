@@ -10,7 +10,7 @@ Spec: C13.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -94,11 +94,11 @@ class Increments:
         base, self._base = self._base, None
         return base
 
-    def note(self, index: Index, before: Base | None, *, incarnation: int, is_full: bool) -> None:
+    def note(self, index: Callable[[], Index], before: Base | None, *, incarnation: int, is_full: bool) -> None:
         """Keep what a committed save stored.
 
         Args:
-            index: This rank's.
+            index: Makes this rank's.
             before: What was taken when it began.
             incarnation: The start that saved.
             is_full: Whether it referred to nothing.
@@ -106,7 +106,7 @@ class Increments:
         if self._full_every == 1:
             return
         since_full = 0 if is_full or before is None else before.since_full + 1
-        self._base = Base(incarnation, dict(_stored(index)), since_full)
+        self._base = Base(incarnation, dict(_stored(index())), since_full)
 
 
 def full(form: FileForm) -> Increment:
@@ -195,6 +195,7 @@ def _entry(number: int, box: LayoutBox, begin: int, chunks: Sequence[ChunkForm],
         number,
         box,
         begin,
+        box.size_bytes,
         tuple(
             ChunkForm((chunk.rows[0] - first, chunk.rows[1] - first), chunk.offset_bytes + moved, chunk.size_bytes)
             for chunk in chunks

@@ -19,7 +19,7 @@ from safepoint.format.columns import WIDE, Columns, Frame, HeldTensor, Table, co
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import Shape, element_count
-from safepoint.state.item import CapturedTensor
+from safepoint.state.item import CapturedTensor, TensorSpec
 from safepoint.state.snapshot import SnapshotItem
 
 
@@ -64,7 +64,7 @@ class LayoutBox(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     @property
     def size_bytes(self) -> int:
         """Return the size of the box."""
-        return self.row_count * self.row_bytes
+        return element_count(self.shape) * DTYPES[self.dtype].size_bytes
 
     @property
     def is_part(self) -> bool:
@@ -79,18 +79,29 @@ class Layout:
     boxes: tuple[LayoutBox, ...]
 
 
-def layout_of(items: Sequence[SnapshotItem]) -> tuple[Layout, tuple[CapturedTensor, ...]]:
-    """Return the layout of a snapshot, and its tensors in the same order."""
-    pairs = []
-    for item in items:
-        for tensor in item.tensors:
-            spec = tensor.spec
-            box = LayoutBox(
-                item.name, spec.name, spec.dtype, spec.global_shape, spec.offset, spec.shape, tensor.is_leaders
+class Layouts:
+    """Make the layouts of snapshots; that of the last one is given again where the same boxes are held."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[str, list[tuple[TensorSpec, bool]]]] | None = None
+        self._layout = Layout(())
+        self._order: list[int] = []
+
+    def of(self, items: Sequence[SnapshotItem]) -> tuple[Layout, tuple[CapturedTensor, ...]]:
+        """Return the layout of a snapshot, and its tensors in the same order."""
+        held = [(item.name, [(tensor.spec, tensor.is_leaders) for tensor in item.tensors]) for item in items]
+        if held != self._held:
+            boxes = [
+                LayoutBox(item, spec.name, spec.dtype, spec.global_shape, spec.offset, spec.shape, is_leaders)
+                for item, specs in held
+                for spec, is_leaders in specs
+            ]
+            self._order = sorted(
+                range(len(boxes)), key=lambda place: (boxes[place].item, boxes[place].name, boxes[place].offset)
             )
-            pairs.append((box, tensor))
-    pairs.sort(key=lambda pair: (pair[0].item, pair[0].name, pair[0].offset))
-    return Layout(tuple(box for box, _ in pairs)), tuple(tensor for _, tensor in pairs)
+            self._layout, self._held = Layout(tuple(boxes[place] for place in self._order)), held
+        tensors = [tensor for item in items for tensor in item.tensors]
+        return self._layout, tuple(tensors[place] for place in self._order)
 
 
 def columns_of(layout: Layout) -> Columns:

@@ -31,7 +31,7 @@ from safepoint.saving.alike import Said, check_alike, check_steps, check_types, 
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.divide import Division, divide, divide_alone
 from safepoint.saving.kinds import find_kind
-from safepoint.saving.layout import Layout, columns_of, divided_items, layout_of
+from safepoint.saving.layout import Layout, Layouts, columns_of, divided_items
 from safepoint.saving.own_conditions import digest_of, own_of
 from safepoint.saving.parts import RankPart, decode_part
 from safepoint.state.item import CapturedTensor
@@ -145,11 +145,11 @@ class Planner:
         self._deadline_s = deadline_s
         self._compares_every = compares_every
         self._refuses_difference = refuses_difference
-        self._incarnation = 0
-        self._attempt = 0
+        self._incarnation, self._attempt = 0, 0
         self._unheard: list[str] = []
         self._count = 0
         self._layouts: dict[str, Columns] = {}
+        self._own_layouts = Layouts()
         self._divided = ("", RankPart())
         self._division: Division | None = None
         self._made = ""
@@ -186,7 +186,7 @@ class Planner:
             return self._alone(snapshot(), name_generation)
         if incarnation != self._incarnation:
             self._incarnation, self._attempt, self._unheard = incarnation, 0, []
-        taken = _taken(snapshot)
+        taken = _taken(snapshot, self._own_layouts)
         while True:
             topic, leaders_step, leaders = self._meet(taken)
             try:
@@ -227,7 +227,7 @@ class Planner:
 
     def _alone(self, snapshot: Snapshot, name_generation: Callable[[int], str]) -> Agreed:
         """Plan for one rank, which writes all it holds."""
-        layout, tensors = layout_of(snapshot.items)
+        layout, tensors = self._own_layouts.of(snapshot.items)
         if layout != self._alone_with or self._division is None:
             self._division, part = divide_alone(layout)
             self._divided, self._alone_with = (self._division.digests[0], part), layout
@@ -336,11 +336,11 @@ class Planner:
         self._topics, self._unheard = [topic], []
 
 
-def _taken(snapshot: Callable[[], Snapshot]) -> _Taken | SafepointError:
+def _taken(snapshot: Callable[[], Snapshot], layouts: Layouts) -> _Taken | SafepointError:
     """Capture, and return what came of it: a failure is told to the other ranks before it is raised."""
     try:
         made = snapshot()
-        layout, tensors = layout_of(made.items)
+        layout, tensors = layouts.of(made.items)
         divided = {box.item for box in layout.boxes if box.is_part}
         offers = {item.name: _item_offer(item, divided, made.kinds.get(item.name, "")) for item in made.items}
         return _Taken(made, layout, columns_of(layout), tensors, offers)
@@ -353,7 +353,7 @@ def _taken(snapshot: Callable[[], Snapshot]) -> _Taken | SafepointError:
 
 
 def _item_offer(item: SnapshotItem, divided: set[str], kind: str) -> _ItemOffer:
-    tree = digest_bytes(msgspec.json.encode(item.plain))
+    tree = digest_bytes(item.tree)
     # By shapes alone a rank that holds a distributed tensor whole, or nothing of it, would not know.
     is_divided = item.type in _DIVIDED or item.name in divided or item.division
     return _ItemOffer(item.type, tree, "" if is_divided else digest_state(item), item.division, kind)

@@ -85,7 +85,7 @@ def _parts(form: FileForm, sources: Sequence[Source]) -> Iterator[memoryview]:
         if memory is None:
             yield from _gathered(entry, source)
             continue
-        if memory.nbytes != entry.box.size_bytes:
+        if memory.nbytes != entry.size_bytes:
             where = f"{entry.box.item}/{entry.box.name}"
             raise InternalError("a source has other bytes than its box", where=where, found=memory.nbytes)
         yield memory

@@ -69,7 +69,7 @@ def stage(form: FileForm, sources: Sequence[Source], buffer: StagingBuffer) -> m
     image = buffer.view(form.size_bytes)
     image[: len(form.header)] = form.header
     for entry in form.entries:
-        end = entry.offset_bytes + entry.box.size_bytes
+        end = entry.offset_bytes + entry.size_bytes
         _copy(sources[entry.number], image[entry.offset_bytes : end])
     return image
 

@@ -9,16 +9,15 @@ Spec: C3.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from safepoint.errors import CorruptionError, StorageError
 from safepoint.format.digest import digest_bytes
-from safepoint.format.encoding import seal
 from safepoint.format.index import Index, ObjectReference
 from safepoint.format.names import MANIFEST, data_name, generation_path, index_name
 from safepoint.saving.conveyor import Conveyor
-from safepoint.saving.describe import Place, index_of, shares_of
+from safepoint.saving.describe import Place, describe
 from safepoint.saving.form import FileForm
 from safepoint.saving.increment import Increment
 from safepoint.saving.pour import Origin, pour
@@ -32,12 +31,13 @@ _log = logging.getLogger(__name__)
 class Stored:
     """Hold what one rank made durable: its objects, and what it adds to the digest of each item.
 
-    `objects` are followed by those of ancestors that the index names; `index` is absent where nothing was stored.
+    `objects` are followed by those of ancestors that the index names; `index` makes that, and is absent where nothing
+    was stored.
     """
 
     objects: tuple[ObjectReference, ...] = ()
     shares: dict[str, str] = field(default_factory=dict)
-    index: Index | None = None
+    index: Callable[[], Index] | None = None
     referenced_bytes: int = 0
 
 
@@ -70,15 +70,15 @@ def write(
     generation = place.generation
     data_path = generation_path(generation, data_name(place.rank, place.world_size))
     digests = pour(storage.create(data_path, size_bytes=form.size_bytes), form, origin)
-    index = index_of(form, digests, items, place, increment)
-    text = seal(index)
+    described = describe(form, digests, items, place, increment)
+    text = described.text
     name = index_name(place.rank, place.world_size)
     _write_small(storage, generation_path(generation, name), text)
     storage.sync_folder(generation_path(generation))
     reference = ObjectReference(generation, name, len(text), digest_bytes(text))
-    own, *ancestors = index.objects
+    own, *ancestors = described.objects
     objects = (own, reference, *ancestors)
-    return Stored(objects, shares_of(index, place), index, increment.referenced_bytes)
+    return Stored(objects, described.shares, described.record, increment.referenced_bytes)
 
 
 def discard(storage: Storage, place: Place) -> None:
