@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from safepoint.boundary import Boundary
+from safepoint.collector import collector_at_rest
 from safepoint.conditions import Circumstances
 from safepoint.errors import RequestError, SafepointError
 from safepoint.joining.follower import RankSession
@@ -110,7 +111,8 @@ class DueSaves:
 
     def save(self, handle: SaveHandle) -> SaveHandle:
         """Save the boundary on which we stand."""
-        self._saver.save(self._session(), self._snapshot, handle, on_agreed=self._show_totals)
+        with collector_at_rest():
+            self._saver.save(self._session(), self._snapshot, handle, on_agreed=self._show_totals)
         if self._boundary.is_within_epoch:
             self._circumstances.watch_afterwards()
         return handle

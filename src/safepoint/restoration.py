@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from safepoint.boundary import Boundary
+from safepoint.collector import collector_at_rest
 from safepoint.conditions import Circumstances
 from safepoint.due import DueSaves
 from safepoint.errors import SafepointError
 from safepoint.joining.follower import RankSession
 from safepoint.membership import Membership, record_start
-from safepoint.restoring.collector import collector_at_rest
 from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext, Restored, restore_late

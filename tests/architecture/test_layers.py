@@ -26,7 +26,7 @@ from tests.architecture.source import (
 LAYERS = (
     ("errors",),
     ("ambient",),
-    ("storage", "group", "format", "signals"),
+    ("storage", "group", "format", "signals", "collector"),
     ("contract", "progress", "stop", "notes", "duration"),
     ("catalog", "state", "data", "faults", "journal"),
     ("joining", "passes"),

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import safepoint as sp
+from safepoint.collector import collector_at_rest
 from safepoint.errors import StorageError
 from safepoint.format.extent import Box
 from safepoint.restoring.ahead import Ahead
-from safepoint.restoring.collector import collector_at_rest
 from safepoint.restoring.plan import ChunkRead, TensorRead
 from safepoint.restoring.runs import RUN_BYTES, batches_of
 from safepoint.storage import local_reads

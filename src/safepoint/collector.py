@@ -1,7 +1,7 @@
 """The interpreter's collector of cycles, held still for a while.
 
-What a restore makes is kept to its end, and there is a good deal of it: a collection finds nothing of it, and in a
-process that has torch in memory it takes a tenth of a second or more.
+What a save or a restore makes is kept to its end, and there is a good deal of it: a collection finds nothing of it, and
+in a process that has torch in memory it takes a tenth of a second or more.
 """
 
 from __future__ import annotations
