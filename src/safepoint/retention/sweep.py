@@ -153,14 +153,14 @@ def _stop_reason(
     newer = _newer_start(storage, incarnation)
     if newer:
         return newer
+    if not contents.marked:
+        return ""
     remaining = [
         objects_of(manifest)
         for name, manifest in contents.manifests.items()
         if name not in contents.marked and name not in unknown and _is_whole(storage, lineage, name, manifest)
     ]
-    if contents.marked and not has_two_copies(remaining):
-        return "fewer than two good checkpoints that share nothing would stay"
-    return ""
+    return "" if has_two_copies(remaining) else "fewer than two good checkpoints that share nothing would stay"
 
 
 def _is_whole(storage: Storage, lineage: Lineage, generation: str, manifest: Manifest) -> bool:
