@@ -36,4 +36,5 @@ def digest_file(header: str, chunks: Iterable[str]) -> str:
 
 def is_digest(text: str) -> bool:
     """Return whether a text has the form of a digest."""
-    return len(text) == HEX_LENGTH and all(letter in "0123456789abcdef" for letter in text)
+    # What is left when hexadecimal digits are taken off both ends begins with another letter.
+    return len(text) == HEX_LENGTH and not text.strip("0123456789abcdef")

@@ -50,8 +50,11 @@ def check_shape(shape: Shape, element_bytes: int, *, where: str) -> int:
     """Return a box's size in bytes, or raise `CorruptionError` when it is beyond any limit."""
     # The number of axes first: the product of a million long axes would itself take minutes. An axis of no length does
     # not excuse the others, since the strides of such a tensor are computed all the same.
-    is_bounded = len(shape) <= MAX_AXES and all(0 <= length <= MAX_BYTES for length in shape)
-    if not is_bounded or math.prod(max(length, 1) for length in shape) * element_bytes > MAX_BYTES:
+    is_bounded, size_bytes = len(shape) <= MAX_AXES, element_bytes
+    for length in shape[:MAX_AXES]:
+        is_bounded = is_bounded and 0 <= length <= MAX_BYTES
+        size_bytes *= length or 1
+    if not is_bounded or size_bytes > MAX_BYTES:
         raise CorruptionError("a tensor's shape is out of bounds", where=where, found=_shown(shape))
     return element_count(shape) * element_bytes
 

@@ -175,7 +175,10 @@ def _check_tensor(tensor: Tensor, objects: tuple[ObjectReference, ...], place: s
     size_bytes = check_shape(tensor.shape, dtype.size_bytes, where=place)
     if len(tensor.shape) != axes or len(tensor.offset) != axes:
         raise CorruptionError("a tensor's box has the wrong number of axes", where=place, expected=axes)
-    if any(o + n > g for o, n, g in zip(tensor.offset, tensor.shape, tensor.global_shape, strict=True)):
+    is_whole = tensor.shape == tensor.global_shape and not any(tensor.offset)
+    if not is_whole and any(
+        o + n > g for o, n, g in zip(tensor.offset, tensor.shape, tensor.global_shape, strict=True)
+    ):
         raise CorruptionError("a box lies outside its tensor", where=place, found=f"{tensor.offset} + {tensor.shape}")
     row_bytes = element_count(tensor.shape[1:]) * dtype.size_bytes
     next_row = 0
