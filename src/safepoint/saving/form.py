@@ -110,13 +110,14 @@ def encode_header(boxes: Sequence[LayoutBox], *, rows: Sequence[int] | None = No
     start = 0
     counts = rows or [box.row_count for box in boxes]
     for key, box, count in zip(keys, boxes, counts, strict=True):
-        if box.size_bytes and not count:
+        row_bytes, has_bytes = box.row_bytes, box.size_bytes > 0
+        if has_bytes and not count:
             continue
         dtype = DTYPES[box.dtype]
-        shape = [count, *box.shape[1:]] if box.size_bytes and box.shape else list(box.shape)
+        shape = [count, *box.shape[1:]] if has_bytes and box.shape else list(box.shape)
         if dtype.safetensors is None:
             shape.append(dtype.size_bytes)
-        end = start + count * box.row_bytes
+        end = start + count * row_bytes
         entries[key] = {"dtype": dtype.safetensors or "U8", "shape": shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode("ascii")

@@ -62,7 +62,7 @@ def _tensors_of(entry: object) -> Iterator[torch.Tensor]:
         if isinstance(one, torch.nn.Module):
             yield from held_tensors(one)
         elif isinstance(one, torch.optim.Optimizer):
-            waiting += [parameter for group in one.param_groups for parameter in group["params"]]
+            yield from (parameter for group in one.param_groups for parameter in group["params"])
         elif isinstance(one, torch.Tensor):
             yield one
         elif isinstance(one, dict | list | tuple) and id(one) not in seen:

@@ -138,7 +138,8 @@ def qualified_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, to
         leaders: dict[int, Slot] = {}
         for slot in slots:
             leader = leaders.setdefault(id(slot.tensor), slot)
-            leaders[id(slot.tensor)] = min(leader, slot, key=lambda one: one.name)
+            if slot.name < leader.name:
+                leaders[id(slot.tensor)] = slot
         for slot in leaders.values():
             if slot.tensor is not None and id(slot.tensor) not in seen:
                 seen.add(id(slot.tensor))
