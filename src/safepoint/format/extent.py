@@ -38,9 +38,12 @@ def split_rows(shape: Shape, element_bytes: int, *, limit_bytes: int = CHUNK_LIM
 
     A box without elements has no chunk.
     """
-    if element_count(shape) == 0:
+    size_bytes = element_count(shape) * element_bytes
+    if size_bytes == 0:
         return []
     row_count = shape[0] if shape else 1
+    if size_bytes <= limit_bytes:
+        return [(0, row_count)]
     row_bytes = element_count(shape[1:]) * element_bytes
     rows = max(1, limit_bytes // row_bytes)
     return [(start, min(start + rows, row_count)) for start in range(0, row_count, rows)]

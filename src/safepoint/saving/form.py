@@ -15,7 +15,7 @@ import msgspec
 
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
-from safepoint.format.extent import CHUNK_LIMIT_BYTES, Shape, split_rows
+from safepoint.format.extent import Shape, split_rows
 from safepoint.format.index import Chunk, Tensor, entry_keys
 from safepoint.saving.layout import LayoutBox, cut_digest
 from safepoint.saving.wording import Wording
@@ -88,7 +88,7 @@ def form_of(boxes: Sequence[LayoutBox], *, is_alone: bool) -> FileForm:
     entries, end = [], len(header)
     for number, box in ordered:
         size_bytes = box.size_bytes
-        entries.append(Entry(number, box, end, size_bytes, _chunks(box, end, size_bytes)))
+        entries.append(Entry(number, box, end, size_bytes, _chunks(box, end)))
         end += size_bytes
     layout = boxes_digest(boxes) if is_alone else cut_digest(boxes)
     sizes = (chunk.size_bytes for entry in entries for chunk in entry.chunks)
@@ -148,9 +148,7 @@ def _order(box: LayoutBox) -> tuple[int, str, str, Shape]:
     return (-DTYPES[box.dtype].size_bytes, box.item, box.name, box.offset)
 
 
-def _chunks(box: LayoutBox, begin: int, size_bytes: int) -> tuple[ChunkForm, ...]:
-    if 0 < size_bytes <= CHUNK_LIMIT_BYTES:
-        return (ChunkForm((0, box.row_count), begin, size_bytes),)
+def _chunks(box: LayoutBox, begin: int) -> tuple[ChunkForm, ...]:
     row_bytes = box.row_bytes
     return tuple(
         ChunkForm((start, stop), begin + start * row_bytes, (stop - start) * row_bytes)
