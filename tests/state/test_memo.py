@@ -20,7 +20,10 @@ from safepoint.errors import RequestError
 from safepoint.state import modules
 from safepoint.state.item import CapturedItem, Item
 from safepoint.state.memo import Memo
+from safepoint.state.modules import ModuleItem
 from safepoint.state.registry import Registry
+from safepoint.state.sight import Sight
+from safepoint.state.stateful import PlainItem
 
 
 class Net(nn.Module):
@@ -51,7 +54,6 @@ class Run:
         self.plain: dict[str, Any] = {"n": 1, "list": [1, 2.5, None], "name": "a", "t": torch.ones(3), "pair": (1, 2)}
         self.plain["again"] = self.plain["list"]
         self.plain["map"] = {1: "a"}
-        self.plain["large"] = torch.ones(100_000)
         self.plain["nested"] = [[1], 2]
         self.plain["mixed"] = [1, self.plain["t"].clone()]
         self.plain["twice"] = _in_turn([3], [4], is_first=True)
@@ -141,15 +143,6 @@ def _tie_by_memory(run: Run) -> None:
     run.net.norm.bias.data = run.net.norm.weight.data
 
 
-def _shrink_in_place(run: Run) -> None:
-    """Shrink the storage of a tensor until it lies at its old address, too small for what the tensor claims."""
-    large = run.plain["large"]
-    storage, address = large.untyped_storage(), large.data_ptr()
-    sizes = [large.nbytes - 4, large.nbytes - 8] * 20
-    while sizes and (large.data_ptr() != address or storage.nbytes() == large.nbytes):
-        storage.resize_(sizes.pop())
-
-
 CHANGES: dict[str, Callable[[Run], object]] = {
     "an update": Run.step,
     "nothing": lambda run: None,
@@ -221,7 +214,6 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a transposition in place": lambda run: run.plain["square"].t_(),
     "a storage that begins elsewhere": _place_elsewhere,
     "a tie of memory alone": _tie_by_memory,
-    "a storage that is too small": _shrink_in_place,
     "what contains itself": lambda run: run.plain.update(itself=run.plain),
     "what contains itself no more": lambda run: run.plain.pop("itself", None),
     "a reserved key": lambda run: run.plain.update({"map": {"safepoint.sparse": 1}}),
@@ -348,6 +340,65 @@ def test_buffers_that_a_wrapper_begins_to_hand_out_show_in_the_next_capture(monk
     monkeypatch.setattr(modules, "handed_out_buffers", lambda module: {id(run.scale)})
 
     assert remembered(registry) == fresh(run) != before
+
+
+def test_storages_of_two_sizes_are_told_apart_where_a_tensor_lies_at_the_same_address_in_both() -> None:
+    memory = bytearray(64)
+    large, small = (torch.frombuffer(memory, dtype=torch.float32, count=count)[:2] for count in (16, 2))
+
+    assert large.data_ptr() == small.data_ptr()
+    assert Sight.of([large]).facts != Sight.of([small]).facts == Sight.of([small]).facts
+
+
+def test_a_parameter_that_becomes_a_buffer_shows_in_the_next_capture() -> None:
+    module = nn.Module()
+    module.held = nn.Parameter(torch.ones(2))
+    item = ModuleItem("module", module)
+    item.capture()
+
+    held = module._parameters.pop("held")
+    module.register_buffer("held", held)
+
+    assert content(item.capture()) == content(ModuleItem("module", module).capture())
+    assert b'"kind":"buffer"' in item.capture().tree
+
+
+def _contains_itself() -> list[Any]:
+    held: list[Any] = [1]
+    held.append(held)
+    return held
+
+
+def _nested(depth: int) -> list[Any]:
+    return [] if depth == 0 else [_nested(depth - 1)]
+
+
+def _of_two_dtypes() -> list[torch.Tensor]:
+    tensor = torch.arange(4)
+    return [tensor, tensor.view(torch.int32)]
+
+
+def _freed() -> torch.Tensor:
+    tensor = torch.ones(2)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (_contains_itself(), "contains itself"),
+        ({"safepoint.sparse": 1}, "reserved"),
+        (_nested(70), "too deeply"),
+        (_freed(), "lost its memory"),
+        (torch.ones(2, device="meta"), "no values"),
+        (_of_two_dtypes(), "two dtypes"),
+    ],
+)
+def test_what_looks_plain_and_cannot_be_stored_is_refused_by_its_path(value: object, text: str) -> None:
+    with pytest.raises(RequestError, match=text) as caught:
+        PlainItem("plain", {"held": value}).capture()
+    assert "plain.state.held" in str(caught.value)
 
 
 def test_an_extra_state_shows_in_the_next_capture() -> None:
