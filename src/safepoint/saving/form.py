@@ -84,13 +84,14 @@ def form_of(boxes: Sequence[LayoutBox], *, is_alone: bool) -> FileForm:
     Spec: F3.
     """
     ordered = sorted(enumerate(boxes), key=lambda pair: _order(pair[1]))
-    header = encode_header([box for _, box in ordered])
+    in_file = [box for _, box in ordered]
+    header = encode_header(in_file)
     entries, end = [], len(header)
     for number, box in ordered:
         size_bytes = box.size_bytes
         entries.append(Entry(number, box, end, size_bytes, _chunks(box, end)))
         end += size_bytes
-    layout = boxes_digest(boxes) if is_alone else cut_digest(boxes)
+    layout = _digest_in_order(in_file) if is_alone else cut_digest(boxes)
     sizes = (chunk.size_bytes for entry in entries for chunk in entry.chunks)
     wording = Wording([_unsigned(entry) for entry in entries]) if is_alone else None
     return FileForm(header, tuple(entries), (len(header), *sizes), end, layout, wording)
@@ -132,8 +133,11 @@ def boxes_digest(boxes: Sequence[LayoutBox]) -> str:
 
     Spec: C4.
     """
-    ordered = sorted(boxes, key=_order)
-    rows = [[box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape] for box in ordered]
+    return _digest_in_order(sorted(boxes, key=_order))
+
+
+def _digest_in_order(boxes: Sequence[LayoutBox]) -> str:
+    rows = [[box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape] for box in boxes]
     return digest_bytes(msgspec.json.encode(rows))
 
 
