@@ -1,0 +1,212 @@
+"""A run's live objects, and the ways in which they may change between two saves."""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from safepoint.state.registry import Registry
+
+
+class Net(nn.Module):
+    """Hold what a model may have: ties, buffers of both kinds, a number, a dense tensor in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.second = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.tied = nn.Linear(3, 4, bias=False)
+        self.tied.weight = self.first.weight
+        self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("hidden", torch.ones(2), persistent=False)
+        self.register_buffer("empty", None)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(self.first(batch)))
+
+
+class Run:
+    """Hold a registry of live objects that can be changed in many ways, one after the other."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(7)
+        self.net = Net()
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.1)
+        self.plain: dict[str, Any] = {"n": 1, "list": [1, 2.5, None], "name": "a", "t": torch.ones(3), "pair": (1, 2)}
+        self.plain["again"] = self.plain["list"]
+        self.plain["map"] = {1: "a"}
+        self.plain["nested"] = [[1], 2]
+        self.plain["mixed"] = [1, self.plain["t"].clone()]
+        self.plain["twice"] = _in_turn([3], [4], is_first=True)
+        self.plain["square"] = torch.arange(4.0).reshape(2, 2)
+        self.complex = torch.tensor([1 + 2j, 3 + 4j])
+        self.plain["imaginary"] = _views(self.complex.imag)
+        self.plain["complex"] = torch.tensor([[5 + 6j, 7 + 8j]]).expand(2, 2).clone().t()
+        # Two storages of one size, in which the same bytes lie at different places.
+        self.memory = bytearray(struct.pack("<20f", *range(20)))
+        self.plain["placed"] = (
+            torch.frombuffer(self.memory, dtype=torch.float32, offset=16, count=16)[:4].view(2, 2).t()
+        )
+        self.step()
+
+    def step(self) -> None:
+        self.net(torch.ones(5, 3)).square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def registry(self) -> Registry:
+        registry = Registry()
+        registry.add_all({"net": self.net, "optimizer": self.optimizer, "plain": self.plain})
+        return registry
+
+    @property
+    def scale(self) -> torch.Tensor:
+        return next(self.net.buffers())
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.net.first.weight
+
+    def moments(self) -> dict[str, Any]:
+        return self.optimizer.state[self.net.second.weight]
+
+
+def _resize_storage(run: Run) -> None:
+    """Move the memory of a tensor, and give it more than it needs."""
+    run.scale.untyped_storage().resize_(run.scale.untyped_storage().nbytes() + 64)
+
+
+def _retie(run: Run) -> None:
+    run.net.tied.weight = nn.Parameter(run.weight.detach().clone())
+    run.optimizer.add_param_group({"params": [run.net.tied.weight]})
+
+
+def _swap_parameters(run: Run) -> None:
+    """Give two layers each other's memory: same shapes, same addresses in sum."""
+    one, other = run.net.norm.weight, run.net.norm.bias
+    one.data, other.data = other.data, one.data
+
+
+def _regroup(run: Run) -> None:
+    group = run.optimizer.param_groups[0]
+    moved = group["params"].pop()
+    run.optimizer.add_param_group({"params": [moved], "lr": 0.5})
+
+
+def _share(run: Run) -> None:
+    run.plain["also"] = run.plain["t"]
+
+
+def _overlap(run: Run) -> None:
+    run.plain["view"] = run.plain["t"][1:]
+
+
+def _in_turn(one: list[int], other: list[int], *, is_first: bool) -> list[list[int]]:
+    return [one, other, one if is_first else other]
+
+
+def _rename_buffer(run: Run) -> None:
+    renamed = {"factor" if name == "scale" else name: buffer for name, buffer in run.net._buffers.items()}
+    run.net._buffers.clear()
+    run.net._buffers.update(renamed)
+
+
+def _views(imaginary: torch.Tensor) -> list[torch.Tensor]:
+    return [imaginary, imaginary[1:]]
+
+
+def _place_elsewhere(run: Run) -> None:
+    """Give a tensor a storage of the same size that begins elsewhere; the tensor begins at the same address."""
+    run.plain["placed"] = torch.frombuffer(run.memory, dtype=torch.float32, count=16)[4:8].view(2, 2).t()
+
+
+def _tie_by_memory(run: Run) -> None:
+    run.net.norm.bias.data = run.net.norm.weight.data
+
+
+CHANGES: dict[str, Callable[[Run], object]] = {
+    "an update": Run.step,
+    "nothing": lambda run: None,
+    "values in place": lambda run: run.scale.add_(1),
+    "values past every counter": lambda run: run.weight.data.mul_(2),
+    "another storage": lambda run: setattr(run.weight, "data", run.weight.data.clone()),
+    "another storage of the same values": lambda run: setattr(run.scale, "data", run.scale.clone()),
+    "another dtype": lambda run: setattr(run.net.second.bias, "data", run.net.second.bias.data.double()),
+    "a dtype of the same size": lambda run: setattr(run.net.hidden, "data", run.net.hidden.view(torch.int32)),
+    "another shape": lambda run: run.scale.resize_(run.scale.numel() + 1).zero_(),
+    "another order": lambda run: setattr(run.net.second.weight, "data", run.net.second.weight.data.t().clone().t()),
+    "another form of the same bytes": lambda run: run.net.hidden.unsqueeze_(0),
+    "swapped memory": _swap_parameters,
+    "a storage that has moved": _resize_storage,
+    "frozen": lambda run: run.net.second.weight.requires_grad_(not run.net.second.weight.requires_grad),
+    "untied": _retie,
+    "tied": lambda run: setattr(run.net.tied, "weight", run.weight),
+    "a parameter more": lambda run: setattr(run.net, "more", nn.Parameter(torch.ones(2))),
+    "a parameter less": lambda run: run.net.__dict__["_parameters"].pop("more", None),
+    "a layer more": lambda run: run.net.add_module(f"layer{len(run.net._modules)}", nn.Linear(2, 2)),
+    "a layer none": lambda run: setattr(run.net, "norm", run.net.norm),
+    "a buffer more": lambda run: run.net.register_buffer("late", torch.ones(1)),
+    "a buffer less": lambda run: run.net._buffers.pop("late", None),
+    "a buffer that is filled": lambda run: run.net._buffers.update(empty=torch.ones(3)),
+    "a buffer that is emptied": lambda run: run.net._buffers.update(empty=None),
+    "a buffer that persists": lambda run: run.net.register_buffer("hidden", run.net.hidden, persistent=True),
+    "a buffer that does not": lambda run: run.net.register_buffer("hidden", run.net.hidden, persistent=False),
+    "a number": lambda run: run.net.norm.num_batches_tracked.add_(3),
+    "a mode": lambda run: run.net.norm.train(not run.net.norm.training),
+    "an option": lambda run: run.optimizer.param_groups[0].update(lr=run.optimizer.param_groups[0]["lr"] / 2),
+    "an option's type": lambda run: run.optimizer.param_groups[0].update(lr=1),
+    "an option that is true": lambda run: run.optimizer.param_groups[0].update(lr=True),
+    "an option that is a tensor": lambda run: run.optimizer.param_groups[0].update(lr=torch.tensor(0.1)),
+    "an option more": lambda run: run.optimizer.param_groups[0].update(note="x"),
+    "an option less": lambda run: run.optimizer.param_groups[0].pop("note", None),
+    "another group": _regroup,
+    "no state": lambda run: run.optimizer.state.pop(run.net.second.weight, None),
+    "a state more": lambda run: run.moments().update(extra=torch.ones(2)),
+    "a state less": lambda run: run.moments().pop("exp_avg", None),
+    "a state that is replaced": lambda run: run.moments().update(exp_avg_sq=torch.ones(3, 4)),
+    "a step": lambda run: run.moments().update(step=torch.tensor(9.0)),
+    "a step that is a number": lambda run: run.moments().update(step=9),
+    "a plain value": lambda run: run.plain.update(n=run.plain["n"] + 1),
+    "a value of another sign": lambda run: run.plain.update(n=-0.0),
+    "a value that is true": lambda run: run.plain.update(n=True),
+    "a value in place": lambda run: run.plain["list"].append(len(run.plain["list"])),
+    "a text": lambda run: run.plain.update(name=run.plain["name"] + 'b"%s{"$open":[0,""]}'),
+    "another kind": lambda run: run.plain.update(name=[run.plain["name"]] if type(run.plain["name"]) is str else "a"),
+    "a key that is true": lambda run: run.plain.update({"map": {True: "a"}}),
+    "a key that is two": lambda run: run.plain.update({"map": {2: "a"}}),
+    "a key that is one": lambda run: run.plain.update({"map": {1: "a"}}),
+    "a nesting": lambda run: run.plain.update(nested=[[1, 2]]),
+    "an order": lambda run: run.plain["mixed"].reverse(),
+    "the other one twice": lambda run: run.plain.update(twice=_in_turn([3], [4], is_first=False)),
+    "a name": _rename_buffer,
+    "an ordered dict": lambda run: run.plain.update({"map": OrderedDict({1: "a"})}),
+    "a list for a tuple": lambda run: run.plain.update(pair=[1, 2]),
+    "another order of keys": lambda run: run.plain.update(n=run.plain.pop("n")),
+    "shared no more": lambda run: run.plain.update(again=list(run.plain["list"])),
+    "shared again": lambda run: run.plain.update(again=run.plain["list"]),
+    "a tensor in two places": _share,
+    "tensors that overlap": _overlap,
+    "tensors that overlap no more": lambda run: run.plain.pop("view", None),
+    "a negative view": lambda run: run.plain.update(imaginary=_views(run.complex.conj().imag)),
+    "a positive view": lambda run: run.plain.update(imaginary=_views(run.complex.imag)),
+    "a conjugate view": lambda run: run.plain.update(complex=run.plain["complex"].conj()),
+    "a shape within the same memory": lambda run: run.plain["t"].resize_(2),
+    "a buffer for a tensor": lambda run: run.plain.update(t=nn.Buffer(run.plain["t"])),
+    "a transposition in place": lambda run: run.plain["square"].t_(),
+    "a storage that begins elsewhere": _place_elsewhere,
+    "a tie of memory alone": _tie_by_memory,
+    "what contains itself": lambda run: run.plain.update(itself=run.plain),
+    "what contains itself no more": lambda run: run.plain.pop("itself", None),
+    "a reserved key": lambda run: run.plain.update({"map": {"safepoint.sparse": 1}}),
+    "an array": lambda run: run.plain.update(array=torch.ones(2).numpy()),
+    "no array": lambda run: run.plain.pop("array", None),
+    "a set": lambda run: run.plain.update(several={1, 2}),
+    "a sparse tensor": lambda run: run.plain.update(sparse=torch.eye(3).to_sparse()),
+    "no sparse tensor": lambda run: run.plain.pop("sparse", None),
+}
