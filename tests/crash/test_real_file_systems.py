@@ -48,9 +48,18 @@ class Meeting:
         return getattr(self._inner, verb)
 
 
-def heavy_job(root: Path) -> Job:
-    """Return a job that has more to save than a few blocks."""
+class Unasked(LocalStorage):
+    """A folder that does not tell its room, so that a save begins and meets the full disk."""
+
+    def free_bytes(self) -> int | None:
+        return None
+
+
+def heavy_job(root: Path, *, asks: bool = False) -> Job:
+    """Return a job that has more to save than a few blocks, and may ask for room before it saves."""
     job = own_job(root, takeover=True)
+    if not asks:
+        job.saver._storage = Unasked(root)
     job.items["ballast"] = Weights("ballast", data=bytearray(random.Random(0).randbytes(BALLAST_BYTES)))
     return job
 
@@ -144,6 +153,24 @@ def test_a_save_that_was_asked_for_on_a_full_disk_raises(folder: Path) -> None:
         job.live(1)
         with filled(folder, leave_bytes=0), pytest.raises(StorageError, match="the disk is full"):
             job.live(2)
+        job.live(3)
+    finally:
+        job.end()
+    check_resumes_heavy(folder / "run", 3)
+
+
+def test_a_save_that_cannot_fit_on_a_real_disk_is_not_begun(folder: Path) -> None:
+    job = heavy_job(folder / "run", asks=True)
+    try:
+        job.start()
+        job.live(1)
+        before = lasting_files(folder / "run")
+        job.train_to(2)
+        with filled(folder, leave_bytes=BALLAST_BYTES // 2):
+            with pytest.raises(StorageError, match=r"was not begun.*predicted for one rank.*kB free") as caught:
+                job.save()
+            assert caught.value.errno == errno.ENOSPC
+            assert lasting_files(folder / "run") == before
         job.live(3)
     finally:
         job.end()

@@ -63,6 +63,10 @@ class SimulatedDisk:
         """Return ``power``: what was synced is in every crash state."""
         return "power"
 
+    def free_bytes(self) -> int | None:
+        """Return None: it has no size."""
+        return None
+
     def root_exists(self) -> bool:
         """Return whether the root is there."""
         return self._memory.root_exists()

@@ -55,6 +55,10 @@ class FaultyStorage:
         """Return the inner storage's durability."""
         return self._inner.durability
 
+    def free_bytes(self) -> int | None:
+        """Pass on; nothing depends on the answer, and it is no operation."""
+        return self._inner.free_bytes()
+
     def root_exists(self) -> bool:
         """Count, and pass on."""
         return self.run("root_exists", "", self._inner.root_exists)

@@ -40,6 +40,7 @@ from safepoint.saving.pieces import ReplicaSums, sources_of, sum_replicas
 from safepoint.saving.plan import UNKNOWN, Agreed, Plan
 from safepoint.saving.pour import Origin
 from safepoint.saving.ring import LiveOrigin
+from safepoint.saving.room import check_room
 from safepoint.saving.stage import ImageOrigin, stage
 from safepoint.saving.vote import vote
 from safepoint.saving.write import Stored, discard, write
@@ -199,6 +200,9 @@ def _form_and_origin(
         increment = find_kept(form, sources, base)
         form, sources = without_kept(increment, sources)
         clock.enter("stage")
+    all_ranks = agreed.division if increment.is_full else None
+    group = context.group
+    check_room(context.storage, form.size_bytes, division=all_ranks, rank=group.rank, world_size=group.world_size)
     ring = context.workspace.ring
     if copies:
         image = stage(form, sources, context.workspace.buffer)
@@ -230,13 +234,13 @@ def _write(context: SaveContext, save: StagedSave) -> tuple[Stored, Exception | 
 
 
 def _refuse(context: SaveContext, plan: Plan, error: Exception) -> AbortedError:
-    """Tell the other ranks that this one could not make its copy, and return an error of the class that they raise.
+    """Tell the other ranks that this one could not prepare its part, and return an error of the class that they raise.
 
     They would wait for it in vain; and where ranks raise other classes, some go on training and some do not.
     """
     group = context.group
     context.planner.use_up(f"save/{plan.generation}")
-    told = AbortedError("a rank could not copy its state", where=f"rank {group.rank}", found=_text(error))
+    told = AbortedError("a rank could not prepare its part of a save", where=f"rank {group.rank}", found=_text(error))
     with contextlib.suppress(SafepointError):
         if group.rank == 0:
             lead(group, f"save/{plan.generation}/open", partial(_raise, told), deadline_s=context.deadline_s)

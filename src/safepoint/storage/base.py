@@ -99,6 +99,12 @@ class Storage(Protocol):
     def durability(self) -> Durability:
         """Return what a fully synced object survives: ``process`` death, ``power`` loss, or loss of a disk."""
 
+    def free_bytes(self) -> int | None:
+        """Return how many more bytes it takes, in one cheap call; None where there is no such number, or nobody tells.
+
+        A save that needs more is refused before it begins, so the number must not be too small.
+        """
+
     def root_exists(self) -> bool:
         """Return whether the root is there, without creating it."""
 

@@ -25,6 +25,7 @@ from safepoint.storage.failures import not_an_object, storage_error, translated,
 from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
 from safepoint.storage.local_naming import name_exclusively
 from safepoint.storage.local_reads import LocalReader, bring_near
+from safepoint.storage.local_room import free_bytes
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -75,6 +76,11 @@ class LocalStorage:
     def durability(self) -> Durability:
         """Return ``power``: synced files and folders survive the loss of power, as far as the device keeps its word."""
         return "power"
+
+    def free_bytes(self) -> int | None:
+        """Return the free bytes of the file system."""
+        with translated("look for free room", self._url):
+            return free_bytes(self._root)
 
     def root_exists(self) -> bool:
         """Return whether the root is a folder; something else in its place is a `StorageError`."""

@@ -33,6 +33,10 @@ class MemoryStorage:
         """Return ``process``: nothing outlives this process."""
         return "process"
 
+    def free_bytes(self) -> int | None:
+        """Return None: the memory of this process has no number of its own."""
+        return None
+
     def root_exists(self) -> bool:
         """Return whether `make_root` was called."""
         with self._lock:
