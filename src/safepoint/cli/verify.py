@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +13,10 @@ import typer
 from safepoint.ambient import SystemAmbient
 from safepoint.catalog import Generation, GenerationState, examine_all
 from safepoint.cli.display import JsonOption, print_json, print_line, size_text, warn
+from safepoint.cli.repair import print_repair_plan
 from safepoint.cli.source import Source, choose, open_source
-from safepoint.errors import NotFoundError, StorageError
+from safepoint.errors import NotFoundError, RequestError, StorageError
+from safepoint.restoring.repair import RepairPlan, plan_repair
 from safepoint.restoring.verify import Verification, note_verified, verify_generation
 
 _VERIFIABLE = (GenerationState.COMMITTED, GenerationState.SUPERSEDED, GenerationState.DAMAGED)
@@ -31,15 +34,20 @@ def _verify(
     is_noted: Annotated[
         bool, typer.Option("--note/--no-note", help="Note beside the checkpoint that every byte was read back.")
     ] = True,
+    plans_repair: Annotated[
+        bool, typer.Option("--repair-plan", help="Of all checkpoints, tell what is lost, and what can be chosen.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read and check every byte of the newest checkpoint, of one, or of all.
 
-    Ends with 1 when something does not hold.
+    Ends with 1 when something does not hold, and with 3 when --repair-plan finds nothing to resume from.
     """
     opened = open_source(source)
+    if plans_repair and opened.step is not None:
+        raise RequestError("a repair plan is one of a whole run", where=source, expected=opened.url)
     reports = []
-    for generation in _chosen(opened, verifies_all):
+    for generation in _chosen(opened, verifies_all or plans_repair):
         with _progress(generation, is_shown=not as_json and sys.stderr.isatty()) as on_progress:
             report = verify_generation(opened.storage, generation, on_progress=on_progress)
         is_verified = is_noted and _note(opened, report)
@@ -47,8 +55,16 @@ def _verify(
         if not as_json:
             _print_report(generation, report)
     holds = all(report.holds for _, report, _ in reports)
+    plan = _plan(opened, {report.generation: report for _, report, _ in reports}) if plans_repair else None
     if as_json:
-        print_json({"holds": holds, "checkpoints": [_as_json(*entry) for entry in reports]})
+        answer: dict[str, Any] = {"holds": holds, "checkpoints": [_as_json(*entry) for entry in reports]}
+        print_json(answer if plan is None else answer | {"repair": asdict(plan)})
+    elif plan is not None:
+        print_repair_plan(plan)
+    if plan is not None and opened.damage is not None:
+        warn(f"which checkpoints are live cannot be told: {opened.damage}")
+    if plan is not None and plan.resumes_at is None:
+        raise typer.Exit(NotFoundError.exit_code)
     if not holds:
         raise typer.Exit(1)
 
@@ -66,6 +82,13 @@ def _chosen(source: Source, verifies_all: bool) -> list[Generation]:
     if not found:
         raise NotFoundError("the run has no checkpoint to verify", where=source.url)
     return found
+
+
+def _plan(source: Source, found: Mapping[str, Verification]) -> RepairPlan:
+    states = (*_VERIFIABLE, GenerationState.DELETED)
+    generations = [entry for entry in examine_all(source.storage, source.lineage) if entry.state in states]
+    live = frozenset(entry.text for entry in generations if source.lineage.is_live(entry.name))
+    return plan_repair(generations, found, live)
 
 
 def _note(source: Source, report: Verification) -> bool:

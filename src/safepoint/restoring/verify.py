@@ -20,7 +20,7 @@ from safepoint.errors import CorruptionError, ObjectExistsError, ObjectMissingEr
 from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, check_seal, seal
 from safepoint.format.index import Index, ObjectReference
 from safepoint.format.manifest import Manifest
-from safepoint.format.names import MANIFEST, VERIFIED, generation_path, index_name, is_data_name
+from safepoint.format.names import GENERATIONS, MANIFEST, VERIFIED, generation_path, index_name, is_data_name
 from safepoint.format.plain import decode_plain
 from safepoint.format.records import VerifiedRecord
 from safepoint.format.version import FORMAT_VERSION
@@ -40,7 +40,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Name one thing that does not hold: in which file, of which tensor and rows (half-open), expected, found."""
+    """Name one thing that does not hold: in which file, of which tensor and rows (half-open), expected, found.
+
+    A file of an ancestor is named with the ancestor's folder.
+    """
 
     file: str
     what: str
@@ -99,7 +102,7 @@ def verify_generation(storage: Storage, generation: Generation, *, on_progress: 
     findings += _check_every_file_is_described(manifest, parts)
     ordered = sorted(parts, key=lambda part: (part.path, part.offset_bytes))
     findings += [
-        _finding(part, "bytes lie behind the end of the file")
+        _finding(part, "bytes lie behind the end of the file", generation.text)
         for part in ordered
         if part.path in sizes and part.end_bytes > sizes[part.path]
     ]
@@ -111,7 +114,10 @@ def verify_generation(storage: Storage, generation: Generation, *, on_progress: 
     for size_bytes, differing in reread(
         storage, [part for part in ordered if part.end_bytes <= sizes.get(part.path, 0)]
     ):
-        findings += [replace(_finding(part, part.what), expected=part.digest, found=found) for part, found in differing]
+        findings += [
+            replace(_finding(part, part.what, generation.text), expected=part.digest, found=found)
+            for part, found in differing
+        ]
         done += size_bytes
         if on_progress is not None:
             on_progress(done, total)
@@ -266,8 +272,9 @@ def _check_headers(storage: Storage, indexes: list[Index], findings: list[Findin
                 yield _finding_of(exc, entry.name)
 
 
-def _finding(part: Part, what: str) -> Finding:
-    return Finding(part.path.rsplit("/", 1)[1], what, tensor=part.tensor, rows=part.rows)
+def _finding(part: Part, what: str, generation: str) -> Finding:
+    file = part.path.removeprefix(f"{GENERATIONS}/").removeprefix(f"{generation}/")
+    return Finding(file, what, tensor=part.tensor, rows=part.rows)
 
 
 def _finding_of(error: CorruptionError, file: str) -> Finding:

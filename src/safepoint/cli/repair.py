@@ -1,0 +1,52 @@
+"""How a repair plan is told: what can be chosen, what is lost of each checkpoint, and what a copy would mend."""
+
+from __future__ import annotations
+
+from safepoint.cli.display import print_line, print_table, print_title, size_text
+from safepoint.restoring.repair import Chance, RepairPlan
+
+_USES = {
+    "next": "the next start takes it",
+    "fallback": "older and good; restore(step={step}, branch=True)",
+    "branch": "good, on a branch that was left; restore(step={step}, branch=True)",
+}
+_MOST_REASONS_TOLD = 5
+
+
+def print_repair_plan(plan: RepairPlan) -> None:
+    """Print a repair plan."""
+    print_title("What can be chosen")
+    rows = [[str(entry.step), entry.state, _use(entry), entry.generation] for entry in plan.checkpoints]
+    print_table(["step", "state", "use", "generation"], rows, numeric=["step"])
+    if plan.resumes_at is None:
+        print_line("nothing can be resumed from; a start is refused until a copy is brought back, or restart=True")
+    elif plan.lost_updates:
+        print_line(f"a start resumes at step {plan.resumes_at}, and repeats {plan.lost_updates} updates")
+    else:
+        print_line(f"a start resumes at step {plan.resumes_at}; no update is lost")
+    if not plan.files:
+        return
+    print_title("What a copy would mend")
+    for file in plan.files:
+        size = (
+            f"{size_text(file.size_bytes)}, digest {file.digest}" if file.digest else "what it should be is not known"
+        )
+        print_line(f"{file.generation}/{file.name}: {size}")
+        for reason in file.reasons[:_MOST_REASONS_TOLD]:
+            print_line(f"  {reason}")
+        if len(file.reasons) > _MOST_REASONS_TOLD:
+            print_line(f"  and {len(file.reasons) - _MOST_REASONS_TOLD} more; --json tells all")
+        others = [name for name in file.needed_by if name != file.generation]
+        if others:
+            print_line(f"  also needed by {', '.join(others)}")
+        for place in file.same_as:
+            print_line(f"  the same bytes lie in {place}")
+
+
+def _use(entry: Chance) -> str:
+    if entry.use in _USES:
+        return _USES[entry.use].format(step=entry.step)
+    if entry.use == "partly":
+        lost, skip = ", ".join(entry.lost_items), ", ".join(f'"{name}"' for name in entry.lost_items)
+        return f"lost: {lost}; the rest with restore(step={entry.step}, branch=True, skip=[{skip}])"
+    return "marked for deletion" if entry.state == "deleted" else "lost"
