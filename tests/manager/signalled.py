@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -92,6 +93,11 @@ class Training:
         assert self.process.pid is not None
         (os.killpg if to_group else os.kill)(self.process.pid, number)
 
+    def children(self) -> list[int]:
+        """Return the processes that the process has started, such as the workers of its loader."""
+        found = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for path in found for pid in path.read_text().split()]
+
     @property
     def code(self) -> int | None:
         """Return the exit code once the process has ended."""
@@ -109,6 +115,16 @@ class Training:
             assert not expects_more, f"the process ended with {self.code} after {self.words[-3:]}"
             return ()
         return self.words[-1]
+
+
+def still_there(pids: Iterable[int]) -> list[int]:
+    """Return which processes are there, having given each time to end."""
+    end = time.monotonic() + LONGEST_WAIT_S
+    left = list(pids)
+    while left and time.monotonic() < end:
+        left = [pid for pid in left if Path(f"/proc/{pid}").exists()]
+        threading.Event().wait(0.01)
+    return left
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from tests.manager.signalled import (
     Loop,
     interrupted_twice,
     plain_loop,
+    still_there,
     stuck,
     train,
     training,
@@ -78,11 +79,14 @@ def test_a_signal_saves_the_next_boundary_and_ends_with_75(
 
 @pytest.mark.parametrize("workers", ["own", pytest.param("foreign", marks=pytest.mark.soak)])
 def test_a_signal_to_the_group_takes_no_batch_of_the_workers(tmp_path: Path, uninterrupted: Any, workers: str) -> None:
-    """Of a foreign loader, where it is iterated through `batches`."""
+    """Of a foreign loader, where it is iterated through `batches`. No worker is left behind."""
     with training(train, tmp_path, sp.on_signals("TERM"), Loop(workers=workers)) as process:
         process.until("update", 3)
+        workers_there = process.children()
+        assert workers_there
         process.signal(signal.SIGTERM, to_group=True)
         assert process.end() == STOPPED
+    assert not still_there(workers_there)
     assert saved_steps(tmp_path) == [3]
     if workers == "own":
         check_goes_on(tmp_path, 3, uninterrupted)
