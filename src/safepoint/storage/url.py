@@ -6,11 +6,12 @@ import os
 import re
 from urllib.parse import unquote, urlsplit
 
-from safepoint.ambient import Ambient
+from safepoint.ambient import Ambient, SystemAmbient
 from safepoint.errors import ObjectMissingError, RequestError
 from safepoint.storage.base import Storage
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
+from safepoint.storage.patient import PatientStorage
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SQUEEZED_SCHEME = re.compile(r"(file|memory|s3|gs|az):/(?!/)")
@@ -21,18 +22,19 @@ _MOST_STEP_DIGITS = 18
 def open_storage(url: str | os.PathLike[str], *, ambient: Ambient | None = None) -> Storage:
     """Return the storage that a path or URL names; looks at nothing and creates nothing.
 
-    A plain path or ``file:///absolute/path`` is a folder. ``memory://`` is a fresh, empty storage at each call: no two
-    calls share one. ``s3://``, ``gs://`` and ``az://`` are a `RequestError` in this version.
+    A plain path or ``file:///absolute/path`` is a folder, in which what may be tried again after a passing failure is
+    tried again. ``memory://`` is a fresh, empty storage at each call: no two calls share one. ``s3://``, ``gs://`` and
+    ``az://`` are a `RequestError` in this version.
     """
     text = text_of(url)
     if _SQUEEZED_SCHEME.match(text):
         raise RequestError("a URL lost a slash, as pathlib does to it", where=text, remedy="Pass the URL as a string.")
     match = _SCHEME.match(text)
     if match is None:
-        return LocalStorage(_without_tilde(text), ambient=ambient)
+        return _folder(_without_tilde(text), ambient)
     scheme = match.group(1).lower()
     if scheme == "file":
-        return LocalStorage(_path_of(text), ambient=ambient)
+        return _folder(_path_of(text), ambient)
     if scheme == "memory":
         return MemoryStorage(text)
     if scheme in _OBJECT_STORES:
@@ -102,6 +104,11 @@ def open_source(text: str, *, record: str) -> tuple[str, Storage, int | None]:
             remedy=f"Write {text}/ for the run of this name, or {url}/@{step} for the step of the other one.",
         )
     return text, whole, None
+
+
+def _folder(path: str, ambient: Ambient | None) -> Storage:
+    ambient = ambient or SystemAmbient()
+    return PatientStorage(LocalStorage(path, ambient=ambient), ambient)
 
 
 def _holds(storage: Storage, record: str) -> bool:

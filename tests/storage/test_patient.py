@@ -1,0 +1,105 @@
+"""What is tried again, how often, and what never is."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from safepoint.ambient import SystemAmbient
+from safepoint.errors import ObjectMissingError, StorageError
+from safepoint.faults.script import Effect, Fault, FaultScript
+from safepoint.faults.storage import FaultyStorage
+from safepoint.storage.base import Storage
+from safepoint.storage.memory import MemoryStorage
+from safepoint.storage.patient import WAITS_S, PatientStorage
+from safepoint.storage.url import open_storage
+from safepoint.testing.ambient import FakeAmbient, FakeWorld
+from safepoint.testing.storage import StorageConformance
+
+ACTS: dict[str, Callable[[Storage], object]] = {
+    "root_exists": lambda storage: storage.root_exists(),
+    "make_root": lambda storage: storage.make_root(),
+    "make_folder": lambda storage: storage.make_folder("folder"),
+    "sync_folder": lambda storage: storage.sync_folder(""),
+    "create": lambda storage: storage.create("new"),
+    "publish": lambda storage: storage.publish("new", b"data"),
+    "put": lambda storage: storage.put("new", b"data"),
+    "append": lambda storage: storage.append("new"),
+    "read": lambda storage: storage.read("there", limit_bytes=4),
+    "read_into": lambda storage: storage.read_into("there", 0, memoryview(bytearray(4))),
+    "size": lambda storage: storage.size("there"),
+    "list": lambda storage: storage.list(""),
+    "delete": lambda storage: storage.delete("there"),
+    "delete_folder": lambda storage: storage.delete_folder("empty"),
+}
+ONCE = {"sync_folder", "create", "publish", "put", "append"}
+
+
+class TestPatientStorage(StorageConformance):
+    """A storage that waits is a storage."""
+
+    def make_storage(self) -> Storage:
+        return PatientStorage(MemoryStorage(), FakeAmbient(FakeWorld(), pid=1))
+
+
+def failing(verb: str, *, times: int, number: int = errno.ESTALE) -> tuple[FaultyStorage, PatientStorage, FakeWorld]:
+    inner, world = MemoryStorage(), FakeWorld()
+    inner.make_root()
+    inner.make_folder("empty")
+    inner.publish("there", b"data")
+    faults = tuple(Fault(Effect.FAIL, operation=count, verb=verb, errno=number) for count in range(times))
+    faulty = FaultyStorage(inner, FaultScript(faults))
+    return faulty, PatientStorage(faulty, FakeAmbient(world, pid=1)), world
+
+
+@pytest.mark.parametrize("verb", sorted(ACTS.keys() - ONCE))
+def test_what_may_be_done_twice_is_done_until_a_passing_failure_has_passed(verb: str) -> None:
+    faulty, storage, world = failing(verb, times=len(WAITS_S))
+    before = world.seconds
+    ACTS[verb](storage)
+    assert len(faulty.operations) == len(WAITS_S) + 1
+    assert world.seconds - before == pytest.approx(sum(WAITS_S))
+
+
+@pytest.mark.parametrize("verb", sorted(ACTS.keys() - ONCE))
+def test_a_failure_that_stays_is_raised_after_the_last_try(verb: str) -> None:
+    faulty, storage, _ = failing(verb, times=99)
+    with pytest.raises(StorageError) as caught:
+        ACTS[verb](storage)
+    assert caught.value.errno == errno.ESTALE
+    assert len(faulty.operations) == len(WAITS_S) + 1
+
+
+@pytest.mark.parametrize("verb", sorted(ONCE))
+def test_what_must_not_be_done_twice_is_done_once(verb: str) -> None:
+    """A sync that failed is final, and a publish is never repeated.
+
+    Spec: C3.2, C6.2
+    """
+    faulty, storage, world = failing(verb, times=1)
+    before = world.seconds
+    with pytest.raises(StorageError):
+        ACTS[verb](storage)
+    assert (len(faulty.operations), world.seconds) == (1, before)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EACCES])
+def test_a_failure_that_does_not_pass_is_raised_at_once(number: int) -> None:
+    faulty, storage, _ = failing("read", times=1, number=number)
+    with pytest.raises(StorageError):
+        ACTS["read"](storage)
+    assert len(faulty.operations) == 1
+
+
+def test_what_is_absent_is_not_waited_for() -> None:
+    faulty, storage, _ = failing("read", times=0)
+    with pytest.raises(ObjectMissingError):
+        storage.read("absent", limit_bytes=1)
+    assert len(faulty.operations) == 1
+
+
+def test_a_folder_that_is_opened_by_name_is_patient(tmp_path: Path) -> None:
+    assert isinstance(open_storage(tmp_path, ambient=SystemAmbient()), PatientStorage)
