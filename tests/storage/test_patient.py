@@ -13,8 +13,10 @@ from safepoint.errors import ObjectMissingError, StorageError
 from safepoint.faults.script import Effect, Fault, FaultScript
 from safepoint.faults.storage import FaultyStorage
 from safepoint.storage.base import Storage
+from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
 from safepoint.storage.patient import WAITS_S, PatientStorage
+from safepoint.storage.reading import Foreseeing, Streaming, aligned_buffer, opened
 from safepoint.storage.url import open_storage
 from safepoint.testing.ambient import FakeAmbient, FakeWorld
 from safepoint.testing.storage import StorageConformance
@@ -103,3 +105,55 @@ def test_what_is_absent_is_not_waited_for() -> None:
 
 def test_a_folder_that_is_opened_by_name_is_patient(tmp_path: Path) -> None:
     assert isinstance(open_storage(tmp_path, ambient=SystemAmbient()), PatientStorage)
+
+
+def test_a_folder_is_read_in_runs_past_the_cache_and_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec: C8.4"""
+    asked: list[bool] = []
+    local = LocalStorage.opened
+
+    def noted(self: LocalStorage, path: str, buffer: memoryview, *, is_past_cache: bool = False) -> object:
+        asked.append(is_past_cache)
+        return local(self, path, buffer, is_past_cache=is_past_cache)
+
+    monkeypatch.setattr(LocalStorage, "opened", noted)
+    (tmp_path / "f").write_bytes(b"abcdef")
+    storage = open_storage(tmp_path)
+    assert isinstance(storage, Streaming)
+    assert isinstance(storage, Foreseeing)
+    target = bytearray(4)
+    with opened(storage, "f", aligned_buffer(4096), is_past_cache=True) as reader:
+        assert [bytes(piece) for _, piece in reader.fill(1, [memoryview(target)])] == [b"bcde"]
+    assert asked == [True]
+    assert storage.foresee("f", 0, 4)
+    assert not storage.foresee("f", 4, 4)
+
+
+def test_what_cannot_be_read_in_runs_is_read_in_parts() -> None:
+    inner = MemoryStorage()
+    inner.make_root()
+    inner.put("f", b"abcdef")
+    storage = PatientStorage(inner, FakeAmbient(FakeWorld(), pid=1))
+    target = bytearray(4)
+    with opened(storage, "f", aligned_buffer(4096)) as reader:
+        assert len(list(reader.fill(1, [memoryview(target)]))) == 1
+    assert target == b"bcde"
+    assert not storage.foresee("f", 0, 4)
+
+
+def test_an_object_is_opened_again_after_a_passing_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(b"abcdef")
+    failures = [StorageError("a test's handle is stale", where="f", retryable=True)]
+    local = LocalStorage.opened
+
+    def failing(self: LocalStorage, path: str, buffer: memoryview, **options: bool) -> object:
+        if failures:
+            raise failures.pop()
+        return local(self, path, buffer, **options)
+
+    monkeypatch.setattr(LocalStorage, "opened", failing)
+    storage = PatientStorage(LocalStorage(tmp_path), FakeAmbient(FakeWorld(), pid=1))
+    target = bytearray(6)
+    with opened(storage, "f", aligned_buffer(4096)) as reader:
+        list(reader.fill(0, [memoryview(target)]))
+    assert target == b"abcdef"

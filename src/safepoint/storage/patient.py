@@ -8,13 +8,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 from safepoint.ambient import Ambient
 from safepoint.errors import StorageError
 from safepoint.storage.base import Appender, Durability, Entry, ObjectWriter, Storage
+from safepoint.storage.reading import Foreseeing, ObjectReader, opened
 
 WAITS_S = (0.1, 0.4, 1.6)
 
@@ -88,6 +91,17 @@ class PatientStorage:
     def read_into(self, path: str, offset_bytes: int, buffer: memoryview) -> None:
         """Fill the buffer, from its beginning again if need be."""
         self._patiently(lambda: self._inner.read_into(path, offset_bytes, buffer))
+
+    @contextlib.contextmanager
+    def opened(self, path: str, buffer: memoryview, *, is_past_cache: bool = False) -> Iterator[ObjectReader]:
+        """Open an object in the inner storage's own way, again if need be; what fails within a run is raised."""
+        with contextlib.ExitStack() as stack:
+            inner = partial(opened, self._inner, path, buffer, is_past_cache=is_past_cache)
+            yield self._patiently(lambda: stack.enter_context(inner()))
+
+    def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
+        """Pass on, once, where the inner storage can be told; nothing depends on the answer."""
+        return isinstance(self._inner, Foreseeing) and self._inner.foresee(path, offset_bytes, size_bytes)
 
     def size(self, path: str) -> int:
         """Look, again if need be."""
