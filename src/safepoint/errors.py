@@ -28,6 +28,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# What a message repeats of a text that a file or another rank names; the attributes hold all of it.
+_LONGEST_SIDE = 1_000
+_LONGEST_FACT = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -43,7 +47,8 @@ class Difference:
     current: str
 
     def __str__(self) -> str:
-        sides = f": saved {self.saved}, now {self.current}" if self.saved or self.current else ""
+        saved, current = (_shortened(side, _LONGEST_SIDE) for side in (self.saved, self.current))
+        sides = f": saved {saved}, now {current}" if saved or current else ""
         return f"{self.subject}{sides} (permit word {self.word!r})"
 
 
@@ -85,9 +90,9 @@ class SafepointError(Exception):
         if self.where:
             text += f" [{self.where}]"
         if self.expected is not None:
-            text += f"; expected {self.expected}"
+            text += f"; expected {_shortened(self.expected, _LONGEST_FACT)}"
         if self.found is not None:
-            text += f"; found {self.found}"
+            text += f"; found {_shortened(self.found, _LONGEST_FACT)}"
         text = text.removesuffix(".") + "."
         for difference in self.differences:
             text += f"\n  - {difference}"
@@ -227,3 +232,8 @@ def advise(error: SafepointError, remedy: str) -> None:
     """Replace an error's remedy, where a caller knows more than the place that raised it."""
     error.remedy = remedy
     error.args = (error._render(),)
+
+
+def _shortened(fact: object, longest: int) -> str:
+    text = str(fact)
+    return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} letters)"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from safepoint.errors import CorruptionError, ObjectMissingError, StorageError
-from safepoint.format.names import journal_path
+from safepoint.format.names import MAX_STEP, journal_path
 from safepoint.storage.base import Appender, Storage
 
 _LIMIT_BYTES = 64 << 20
@@ -88,11 +88,11 @@ def read_journal(storage: Storage, incarnation: int) -> JournalSummary:
             continue
         if not isinstance(entry, dict):
             continue
-        step, generation = entry.get("step"), entry.get("generation")
-        has_resumed |= entry.get("event") == "resumed"
-        if type(step) is int:
+        step, kind, generation = entry.get("step"), entry.get("event"), entry.get("generation")
+        has_resumed |= kind == "resumed"
+        if type(step) is int and 0 <= step <= MAX_STEP:
             steps.append(step)
-        if isinstance(generation, str) and entry.get("event") in named:
-            named[entry["event"]].add(generation)
+        if isinstance(generation, str) and isinstance(kind, str) and kind in named:
+            named[kind].add(generation)
     last_step = max(steps, default=None)
     return JournalSummary(last_step, has_resumed, frozenset(named["committed"]), frozenset(named["deleted"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from safepoint.errors import AbortedError
@@ -12,7 +13,7 @@ from safepoint.format.extent import Box, check_tiling
 from safepoint.saving.divide import Division
 from safepoint.saving.divide import divide as divide_columns
 from safepoint.saving.layout import Layout, LayoutBox, columns_of, cut_digest
-from safepoint.saving.parts import RankPart, decode_part, written
+from safepoint.saving.parts import PartMessage, RankPart, Share, decode_part, written
 
 NOBODY_S_OWN: frozenset[str] = frozenset()
 
@@ -182,3 +183,24 @@ def test_boxes_with_a_gap_or_an_overlap_abort(parts: tuple[tuple[int, int], ...]
     """Spec: C5.1"""
     with pytest.raises(AbortedError, match="model/t"):
         divide([layout(rows("t", (10, 3), *part)) for part in parts], NOBODY_S_OWN)
+
+
+@pytest.mark.parametrize(
+    ("wholes", "cuts", "found"),
+    [
+        (((0, 2),), (), "0 to 1"),
+        (((0, 1 << 60),), (), "0 to"),
+        (((1, 0),), (), "1 to -1"),
+        (((-1, 1),), (), "-1 to 0"),
+        ((), (Share(1, 0, 1),), "1 to 1"),
+        ((), (Share(0, 0, 5),), "0 to 5"),
+        ((), (Share(0, 3, 2),), "3 to 2"),
+        ((), (Share(0, -1, 2),), "-1 to 2"),
+    ],
+)
+def test_a_part_of_boxes_or_rows_that_a_rank_does_not_hold_is_refused_before_it_is_spread_out(
+    wholes: tuple[tuple[int, int], ...], cuts: tuple[Share, ...], found: str
+) -> None:
+    message = msgspec.msgpack.encode(PartMessage(wholes, cuts, ()))
+    with pytest.raises(AbortedError, match=found):
+        decode_part(message, layout(plain("w", 4)), where="rank 0")

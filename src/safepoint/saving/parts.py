@@ -79,6 +79,7 @@ def decode_part(message: bytes, layout: Layout, *, where: str) -> RankPart:
         told = msgspec.msgpack.decode(message, type=PartMessage)
     except msgspec.DecodeError as exc:
         raise AbortedError("a message of another rank cannot be decoded", where=where, found=str(exc)) from exc
+    _check_names(told, layout, where)
     wholes = [number for start, stop in told.wholes for number in range(start, stop)]
     sets = [
         ReplicaSet(
@@ -86,14 +87,6 @@ def decode_part(message: bytes, layout: Layout, *, where: str) -> RankPart:
         )
         for one in told.replicas
     ]
-    named = [*wholes, *(cut.box for cut in told.cuts), *(number for one in sets for number in one.boxes)]
-    if named and not (min(named) >= 0 and max(named) < len(layout.boxes)):
-        raise AbortedError(
-            "a part names a box that this rank does not hold",
-            where=where,
-            expected=f"{len(layout.boxes)} boxes",
-            found=f"{min(named)} to {max(named)}",
-        )
     shares = [*(Share(number, 0, layout.boxes[number].row_count) for number in wholes), *told.cuts]
     return RankPart(tuple(sorted(shares, key=lambda share: (share.box, share.start))), tuple(sets))
 
@@ -109,3 +102,23 @@ def cut_box(box: LayoutBox, share: Share) -> LayoutBox:
 def written(layout: Layout, part: RankPart) -> tuple[LayoutBox, ...]:
     """Return the boxes that a rank writes, in the order of its shares."""
     return tuple(cut_box(layout.boxes[share.box], share) for share in part.shares)
+
+
+def _check_names(told: PartMessage, layout: Layout, where: str) -> None:
+    """Raise `AbortedError` unless a message names boxes of a layout and rows of them; no range is spread out."""
+    count = len(layout.boxes)
+    ranges = [*told.wholes, *(pair for one in told.replicas for pair in one.boxes)]
+    ranges += [(cut.box, cut.box + 1) for cut in told.cuts]
+    strange = [pair for pair in ranges if not 0 <= pair[0] <= pair[1] <= count]
+    if strange:
+        raise AbortedError(
+            "a part names a box that this rank does not hold",
+            where=where,
+            expected=f"{count} boxes",
+            found=f"{strange[0][0]} to {strange[0][1] - 1}",
+        )
+    for cut in told.cuts:
+        rows = layout.boxes[cut.box].row_count
+        if not 0 <= cut.start <= cut.stop <= rows:
+            found = f"{cut.start} to {cut.stop}"
+            raise AbortedError("a part names rows that a box does not have", where=where, expected=rows, found=found)
