@@ -132,11 +132,11 @@ def test_what_the_newest_two_starts_resumed_from_is_not_marked(storage: MemorySt
     names = [write_generation(storage, step, chain=CHAIN) for step in (1, 2, 3)]
     second = (*CHAIN, LineageLink(2, names[0], 1))
     write_incarnation(storage, 2, chain=second)
-    third = (*CHAIN, LineageLink(3, names[0], 1))
+    third = (*CHAIN, LineageLink(3, names[1], 2))
     write_incarnation(storage, 3, chain=third)
-    for step in (4, 5, 6):
+    for step in (4, 5, 6, 7):
         save(storage, step, chain=third)
-    assert steps(storage) == [1, 5, 6]
+    assert steps(storage) == [1, 2, 6, 7]
 
 
 def test_the_best_one_survives_restarts_moves_of_the_folder_and_values_that_are_no_number(tmp_path: Path) -> None:

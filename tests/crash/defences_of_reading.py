@@ -1,0 +1,270 @@
+"""The places of the defences of what is read, believed and deleted."""
+
+from __future__ import annotations
+
+from tests.crash.defences import Case
+
+READING = (
+    Case(
+        "size check",
+        "at a save, of what was voted for",
+        "saving/vote.py",
+        "if found != entry.size_bytes]",
+        "if found is None]",
+        (
+            "tests/saving/test_vote.py::test_an_object_of_another_size_than_voted_aborts",
+            "tests/saving/test_vote.py::test_a_storage_that_reports_a_short_write_as_whole_is_caught_before_the_publish",
+        ),
+    ),
+    Case(
+        "size check",
+        "at a save, of what is there",
+        "saving/vote.py",
+        "if found != entry.size_bytes]",
+        "if found is not None and found != entry.size_bytes]",
+        ("tests/saving/test_vote.py::test_an_object_that_was_voted_for_and_is_absent_aborts",),
+    ),
+    Case(
+        "size check",
+        "by a reader",
+        "catalog.py",
+        ("    if found != size_bytes:\n        return Refusal"),
+        ("    if False:\n        return Refusal"),
+        ("tests/test_catalog_committed.py::test_a_generation_with_a_lost_or_resized_file_is_not_committed",),
+    ),
+    Case(
+        "size check",
+        "of a file before it is read",
+        "storage/local.py",
+        "            if size_bytes > limit_bytes:\n",
+        "            if False:\n",
+        ("tests/crash/test_hostile_files.py::test_an_endless_record_is_refused_by_its_size",),
+    ),
+    Case(
+        "size check",
+        "of the two copies that stay",
+        "retention/sweep.py",
+        "return all(storage.size(path) == size_bytes for",
+        "return all(storage.size(path) >= 0 for",
+        ("tests/retention/test_sweep.py::test_fewer_than_two_good_ones_stop_the_sweep",),
+    ),
+    Case(
+        "digest check",
+        "of a chunk at a restore",
+        "restoring/read.py",
+        "    if found != chunk.digest:",
+        "    if False:",
+        (
+            "tests/crash/test_damage.py::test_a_flipped_bit_is_harmless_or_named",
+            "tests/restoring/test_read.py::test_a_damaged_chunk_is_named_and_its_batch_is_not_committed",
+        ),
+    ),
+    Case(
+        "digest check",
+        "of a header",
+        "restoring/validate.py",
+        "            if found != index.header_digest:",
+        "            if False:",
+        ("tests/crash/test_damage.py::test_a_flipped_bit_is_harmless_or_named",),
+    ),
+    Case(
+        "digest check",
+        "of an index",
+        "restoring/validate.py",
+        ("    if found != reference.digest:\n        raise"),
+        ("    if False:\n        raise"),
+        (
+            "tests/crash/test_hostile_files.py::test_an_index_that_says_the_same_in_other_bytes_is_not_the_one_that_the_manifest_names",
+        ),
+    ),
+    Case(
+        "digest check",
+        "of a record",
+        "format/encoding.py",
+        "    if stated != actual:",
+        "    if False:",
+        (
+            "tests/format/test_encoding.py::test_every_flipped_bit_is_detected_and_the_file_is_named",
+            "tests/crash/test_damage.py::test_a_flipped_bit_is_harmless_or_named",
+        ),
+    ),
+    Case(
+        "digest check",
+        "of a data file in its index",
+        "format/index.py",
+        "        if digest != reference.digest:",
+        "        if False:",
+        ("tests/format/test_index.py::test_an_index_that_contradicts_itself_is_refused[another digest]",),
+    ),
+    Case(
+        "digest check",
+        "of an item in the manifest",
+        "restoring/validate.py",
+        ("    for name, _ in other_digests(manifest, indexes):\n        raise"),
+        ("    for name, _ in ():\n        raise"),
+        ("tests/crash/test_hostile_files.py::test_a_plain_value_cannot_name_code",),
+    ),
+    Case(
+        "digest check",
+        "at a verification",
+        "restoring/reread.py",
+        "if state.hexdigest() != part.digest else []",
+        "if False else []",
+        ("tests/restoring/test_verify.py::test_a_damaged_chunk_is_named_by_tensor_rows_and_both_digests",),
+    ),
+    Case(
+        "tiling",
+        "at a save, of the plan",
+        "saving/divide.py",
+        "            check_tilings(wholes, block.tensors - block.first, block.offsets, block.shapes)",
+        "            pass",
+        (
+            "tests/saving/test_divide.py::test_boxes_with_a_gap_or_an_overlap_abort",
+            "tests/saving/ranks/test_together.py::test_parts_that_do_not_make_a_whole_abort_before_anything_is_written",
+        ),
+    ),
+    Case(
+        "tiling",
+        "at a restore",
+        "restoring/boxes.py",
+        "    check_tiling(first.global_shape, [one.box for one in boxes], where=where)",
+        "    return",
+        (
+            "tests/restoring/ranks/test_owners.py::test_boxes_that_contradict_each_other_or_leave_a_gap_are_damage_that_names_the_tensor",
+        ),
+    ),
+    Case(
+        "tiling",
+        "of rows by chunks",
+        "format/index.py",
+        "        if start != next_row or stop <= start or",
+        "        if stop <= start or",
+        ("tests/format/test_index.py::test_an_index_that_contradicts_itself_is_refused[rows moved]",),
+    ),
+    Case(
+        "tiling",
+        "of a box by its chunks",
+        "format/index.py",
+        "    if next_row != rows:",
+        "    if False:",
+        ("tests/format/test_index.py::test_an_index_that_contradicts_itself_is_refused",),
+    ),
+    Case(
+        "tiling",
+        "of a data file by its chunks",
+        "format/index.py",
+        "            if chunk.offset_bytes != end:",
+        "            if False:",
+        ("tests/format/test_index.py::test_an_index_that_contradicts_itself_is_refused[overlap]",),
+    ),
+    Case(
+        "tiling",
+        "a rank that stored other boxes than planned",
+        "saving/vote.py",
+        "if ballot.layout != digest or",
+        "if",
+        ("tests/saving/test_vote.py::test_a_rank_that_stored_something_else_than_was_planned_aborts",),
+    ),
+    Case(
+        "lineage",
+        "steps after the next start resumed",
+        "format/records.py",
+        "            return not following or step <= following[0].step",
+        "            return True",
+        (
+            "tests/test_catalog.py::test_steps_of_a_branch_that_was_left_are_superseded",
+            "tests/test_catalog.py::test_a_late_publish_by_a_fenced_process_is_superseded",
+        ),
+    ),
+    Case(
+        "lineage",
+        "starts that are not on the chain",
+        "format/records.py",
+        ("            return not following or step <= following[0].step\n    return False"),
+        ("            return not following or step <= following[0].step\n    return True"),
+        ("tests/test_catalog.py::test_the_chain_is_walked_through_several_starts_and_branches",),
+    ),
+    Case(
+        "lineage",
+        "a chain that does not hold together",
+        "format/records.py",
+        "        if before is not None and not (follows",
+        "        if False and not (follows",
+        ("tests/format/test_manifest.py::test_a_chain_that_does_not_hold_together_is_refused",),
+    ),
+    Case(
+        "lineage",
+        "starts that were refused",
+        "catalog.py",
+        (
+            "        if entry.refused is not None:\n"
+            "            continue\n"
+            "        if entry.resumed is not None:\n"
+            "            return entry.resumed.chain"
+        ),
+        ("        if entry.resumed is not None:\n            return entry.resumed.chain"),
+        ("tests/test_catalog.py::test_a_refused_start_is_passed_over_and_its_number_stays_taken",),
+    ),
+    Case(
+        "lineage",
+        "a lost record of what was resumed",
+        "catalog.py",
+        ("            _note_missing(damage, path)\n            return chain\n        if any"),
+        ("            continue\n        if any"),
+        ("tests/test_catalog.py::test_a_lost_resumed_record_is_taken_from_a_manifest_and_named",),
+    ),
+    Case(
+        "tombstone",
+        "a reader passes over it",
+        "catalog.py",
+        (
+            "    if tombstone is not None:\n"
+            "        return Generation(name, GenerationState.DELETED, manifest, tombstone=tombstone)\n"
+        ),
+        "",
+        (
+            "tests/retention/test_sweep.py::test_a_save_marks_and_the_next_one_deletes",
+            "tests/test_catalog_committed.py::test_a_valid_tombstone_deletes_whatever_is_left_of_a_generation",
+        ),
+    ),
+    Case(
+        "tombstone",
+        "one that is void counts",
+        "catalog.py",
+        "    return record if on_chain and generation != lineage.resumed else None",
+        "    return record",
+        ("tests/test_catalog_committed.py::test_a_void_tombstone_is_passed_over",),
+    ),
+    Case(
+        "tombstone",
+        "deletion needs none",
+        "retention/sweep.py",
+        "        and read_tombstone(storage, name, lineage) is not None\n",
+        "",
+        ("tests/retention/test_sweep.py::test_a_save_marks_and_the_next_one_deletes",),
+    ),
+    Case(
+        "tombstone",
+        "it goes before the manifest",
+        "retention/sweep.py",
+        "    for name in (MANIFEST, TOMBSTONE):",
+        "    for name in (TOMBSTONE, MANIFEST):",
+        ("tests/retention/test_sweep.py::test_a_sweep_that_was_cut_short_is_taken_up_again",),
+    ),
+    Case(
+        "tombstone",
+        "what was resumed lately is marked",
+        "retention/survey.py",
+        "    found = {link.resumed: link.incarnation for link in links if link.resumed is not None}\n",
+        "    found: dict[str, int] = {}\n",
+        ("tests/retention/test_retain.py::test_what_the_newest_two_starts_resumed_from_is_not_marked",),
+    ),
+    Case(
+        "tombstone",
+        "two that share nothing need not stay",
+        "retention/sweep.py",
+        "    if contents.marked and not has_two_copies(remaining):",
+        "    if False:",
+        ("tests/retention/test_sweep.py::test_fewer_than_two_good_ones_stop_the_sweep",),
+    ),
+)
