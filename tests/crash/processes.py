@@ -15,7 +15,7 @@ from typing import Any
 from safepoint.ambient import SystemAmbient
 from safepoint.storage.local import LocalStorage
 from safepoint.testing.ambient import FakeWorld
-from tests.crash.job import Job, whole_state
+from tests.crash.job import Job, Weights, whole_state
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -74,14 +74,17 @@ def running(script: str, *arguments: object) -> Iterator[Process]:
         process.popen.communicate(timeout=LONGEST_WAIT_S)
 
 
-def own_job(root: Path, **options: Any) -> Job:
+def own_job(root: Path, *, ballast_bytes: int = 0, **options: Any) -> Job:
     """Return a start of the job in this very process, on real files."""
-    return Job(LocalStorage(root), FakeWorld(), pid=os.getpid(), ambient=SystemAmbient(), **options)
+    job = Job(LocalStorage(root), FakeWorld(), pid=os.getpid(), ambient=SystemAmbient(), **options)
+    if ballast_bytes:
+        job.items["ballast"] = Weights("ballast", data=bytearray(ballast_bytes))
+    return job
 
 
-def check_resumes(root: Path, *, at_least: int, at_most: int) -> int:
+def check_resumes(root: Path, *, at_least: int, at_most: int, ballast_bytes: int = 0) -> int:
     """Start on what is left, check that it is whole and how far it came, save, and return the step resumed."""
-    job = own_job(root)
+    job = own_job(root, ballast_bytes=ballast_bytes)
     try:
         report = job.start()
         assert at_least <= report.step <= at_most
@@ -89,7 +92,7 @@ def check_resumes(root: Path, *, at_least: int, at_most: int) -> int:
         job.live(report.step + 1)
     finally:
         job.end()
-    again = own_job(root)
+    again = own_job(root, ballast_bytes=ballast_bytes)
     try:
         assert again.start().step == report.step + 1
         assert again.state() == whole_state(report.step + 1)

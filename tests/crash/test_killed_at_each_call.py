@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.crash.processes import SCRIPTS, check_resumes, own_job
-from tests.crash.tracing import KILLED, Call, calls_of_the_main_thread, traced
+from tests.crash.tracing import KILLED, Call, calls_of_the_main_thread, first_calls, traced
 
 BEFORE = (1, 2, 3)
 SAVED = 4
+PIECE_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def threaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Call]]:
+    """Return a run of three larger checkpoints, and the calls of the thread that writes the data file of a fourth."""
+    root = tmp_path_factory.mktemp("threaded") / "run"
+    job = own_job(root, ballast_bytes=1 << 20)
+    job.start()
+    job.live(*BEFORE)
+    job.end()
+    shutil.copytree(root, root.parent / "watched" / "run")
+    code, log = trace(root.parent / "watched" / "run", root.parent / "log", ballast_mib=1)
+    assert code == 0
+    main = log.split()[0]
+    return root, [call for thread, call in first_calls(log) if thread != main and ".safetensors" in call.text]
+
+
+@pytest.fixture(scope="module")
 def calls(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
     """Return the calls of one undisturbed save."""
     root = tmp_path_factory.mktemp("watched") / "run"
@@ -42,9 +58,12 @@ def calls(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Call
     return calls_of_the_save(log)
 
 
-def trace(root: Path, log: Path, *options: str) -> tuple[int, str]:
-    """Run one start with one save under strace, and return its exit code and the log."""
-    return traced([sys.executable, str(SCRIPTS / "job_process.py"), str(root), "--saves", "1"], log, *options)
+def trace(root: Path, log: Path, *options: str, ballast_mib: int = 0) -> tuple[int, str]:
+    """Run one start with one save under strace, in which a thread writes ballast; return the exit code and the log."""
+    command = [sys.executable, str(SCRIPTS / "job_process.py"), str(root), "--saves", "1"]
+    if ballast_mib:
+        command += ["--ballast-mib", str(ballast_mib), "--piece-bytes", str(PIECE_BYTES)]
+    return traced(command, log, *options)
 
 
 def calls_of_the_save(log: str) -> list[Call]:
@@ -57,13 +76,13 @@ def calls_of_the_save(log: str) -> list[Call]:
     return found[begin + 1 : end]
 
 
-def kill_at(prepared: Path, folder: Path, call: Call, *, is_done: bool) -> None:
+def kill_at(prepared: Path, folder: Path, call: Call, *, is_done: bool, ballast_mib: int = 0) -> None:
     """Kill at a call, which is done or is not, and let the next start go on."""
     root = folder / f"{call.name}-{call.number}-{is_done}" / "run"
     shutil.copytree(prepared, root)
-    code, log = trace(root, root.parent / "log", "-e", call.kill(is_done=is_done))
+    code, log = trace(root, root.parent / "log", "-e", call.kill(is_done=is_done), ballast_mib=ballast_mib)
     assert code in KILLED, (call, log[-2000:])
-    check_resumes(root, at_least=BEFORE[-1], at_most=SAVED)
+    check_resumes(root, at_least=BEFORE[-1], at_most=SAVED, ballast_bytes=ballast_mib << 20)
     shutil.rmtree(root.parent)
 
 
@@ -91,6 +110,17 @@ def test_a_kill_at_any_call_of_a_save_loses_at_most_that_save(
 ) -> None:
     for call in calls:
         kill_at(prepared, tmp_path, call, is_done=is_done)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_kill_of_a_save_at_any_call_of_the_thread_that_writes_loses_at_most_that_save(
+    threaded: tuple[Path, list[Call]], tmp_path: Path, is_done: bool
+) -> None:
+    root, calls = threaded
+    assert len(calls) > 200, "the thread's calls come too late to be told from the main thread's"
+    for call in calls[::8]:
+        kill_at(root, tmp_path, call, is_done=is_done, ballast_mib=1)
 
 
 def test_everything_is_durable_before_the_manifest_has_its_name(calls: list[Call]) -> None:

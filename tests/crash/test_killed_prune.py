@@ -11,7 +11,7 @@ import pytest
 
 from safepoint.storage.local import LocalStorage
 from tests.crash.processes import check_resumes, own_job
-from tests.crash.tracing import KILLED, Call, calls_of_the_main_thread, traced
+from tests.crash.tracing import KILLED, Call, calls_of_all_threads, calls_of_the_main_thread, traced
 
 STEPS = (1, 2, 3, 4, 5, 6)
 PROGRAM = "import sys; from safepoint.cli import main; sys.exit(main())"
@@ -36,8 +36,12 @@ def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     code, log = prune(folder / "watched" / "run")
     assert code == 0, log
     changes = ("mkdir", "write", "pwrite", "fsync", "link", "rename", "unlink", "rmdir", "openat")
-    calls = [call for call in calls_of_the_main_thread(log) if str(folder / "watched") in call.text]
-    return folder / "run", [call for call in calls if call.name.startswith(changes)]
+    named = [call for call in calls_of_all_threads(log) if call.name.startswith(changes)]
+    calls = [call for call in calls_of_the_main_thread(log) if call.name.startswith(changes)]
+    watched = str(folder / "watched")
+    found = [call for call in calls if watched in call.text]
+    assert len(found) == sum(watched in call.text for call in named), "another thread touches the run as well"
+    return folder / "run", found
 
 
 def kill_at(root: Path, folder: Path, call: Call, *, is_done: bool) -> None:

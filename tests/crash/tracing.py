@@ -73,6 +73,27 @@ def calls_of_the_main_thread(log: str) -> list[Call]:
     return found
 
 
+def first_calls(log: str) -> list[tuple[str, Call]]:
+    """Return (thread, call) of each call that is the first of its name and number in any thread: those to kill at.
+
+    The tracer counts each thread's calls for themselves, and a kill at the n-th of a name hits whichever thread comes
+    to its n-th first. Calls stand in the order in which they began.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    seen: set[tuple[str, int]] = set()
+    found = []
+    for line in log.splitlines():
+        match = re.match(r"(\d+) +(\w+)\((.*)", line)
+        if match is None:
+            continue
+        thread, name, text = match.groups()
+        number = counts[thread, name] = counts.get((thread, name), 0) + 1
+        if (name, number) not in seen:
+            seen.add((name, number))
+            found.append((thread, Call(name, number, text)))
+    return found
+
+
 def calls_of_all_threads(log: str) -> list[Call]:
     """Return every thread's calls, in the order in which they ended.
 

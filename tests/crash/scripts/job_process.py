@@ -28,11 +28,13 @@ def main() -> int:
     parser.add_argument("--takeover", action="store_true")
     parser.add_argument("--waits", action="store_true", help="wait for a line of input before a save, and at the end")
     parser.add_argument("--ballast-mib", type=int, default=0, help="save so much more than the small state")
+    parser.add_argument("--piece-bytes", type=int, default=1 << 20, help="of what is written at a time")
     options = parser.parse_args()
     ambient = SystemAmbient()
     storage, world = LocalStorage(options.root), FakeWorld()
-    # One piece for a file: all its calls are those of the main thread, where they are looked at.
-    job = Job(storage, world, pid=os.getpid(), ambient=ambient, takeover=options.takeover, piece_bytes=1 << 20)
+    # One piece for a small file: all its calls are those of the main thread, where most tests look at them.
+    pieces = options.piece_bytes
+    job = Job(storage, world, pid=os.getpid(), ambient=ambient, takeover=options.takeover, piece_bytes=pieces)
     if options.ballast_mib:
         job.items["ballast"] = Weights("ballast", data=bytearray(options.ballast_mib << 20))
     try:
