@@ -23,13 +23,14 @@ from safepoint.catalog import examine_all, read_lineage
 from safepoint.cli import main
 from safepoint.errors import Difference, InternalError, SafepointError
 from safepoint.format.ballot import Ballot
+from safepoint.format.columns import ColumnsReader
 from safepoint.format.index import ObjectReference
 from safepoint.format.plain import decode_plain, encode_plain
 from safepoint.restoring.compare import compare_checkpoints
 from safepoint.restoring.verify import verify_generation
 from safepoint.retention.policy import keep
 from safepoint.retention.retain import plan_retention, retain
-from safepoint.saving.layout import Layout, LayoutReader
+from safepoint.saving.layout import Layout
 from safepoint.saving.parts import PartMessage, RankPart, Share, decode_part
 from safepoint.saving.vote import count
 from safepoint.state.item import SavedItem
@@ -178,7 +179,7 @@ def messages_of_ranks(steps: Sequence[Change], raw: bytes | None) -> None:
         parts: list[RankPart] = []
         answered(lambda message=message, parts=parts: parts.append(decode_part(message, Layout(()), where="x")))
         assert not any(part.shares for part in parts), "a part of a layout without boxes"
-        answered(lambda message=message: LayoutReader().decode(message, digest="0" * 32, where="x"))
+        answered(lambda message=message: ColumnsReader().decode(message, digest="0" * 32, where="x"))
         COUNTS["messages"] += 1
 
 
@@ -253,13 +254,13 @@ def in_an_empty_folder() -> Any:
 
 # The executions of each, in every run of the tests and in the soak.
 TARGETS: dict[str, tuple[Callable[[], None], int, int]] = {
-    "changed files": (changed_files, 15, 20_000),
-    "other bytes": (other_bytes, 8, 10_000),
-    "plain values": (plain_values, 60, 30_000),
-    "ballots": (ballots, 60, 50_000),
-    "messages of ranks": (messages_of_ranks, 50, 30_000),
-    "URLs": (storage_urls, 50, 30_000),
-    "command lines": (command_lines, 12, 10_000),
+    "changed files": (changed_files, 15, 6_000),
+    "other bytes": (other_bytes, 8, 4_000),
+    "plain values": (plain_values, 60, 20_000),
+    "ballots": (ballots, 60, 20_000),
+    "messages of ranks": (messages_of_ranks, 50, 10_000),
+    "URLs": (storage_urls, 50, 10_000),
+    "command lines": (command_lines, 12, 4_000),
 }
 
 

@@ -94,4 +94,4 @@ def test_any_state_is_restored_or_refused_by_a_typed_error() -> None:
 @pytest.mark.soak
 def test_any_state_is_restored_or_refused_by_a_typed_error_for_long() -> None:
     """Spec: F2.7, C11.4"""
-    fuzz(5000)
+    fuzz(3000)

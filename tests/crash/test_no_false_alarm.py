@@ -75,7 +75,7 @@ def play(count: int, seed: int, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_undamaged_runs_are_restored_without_any_complaint(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    play(3, seed, caplog)
+    play(1, seed, caplog)
 
 
 @pytest.mark.soak
