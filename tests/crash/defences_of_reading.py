@@ -263,8 +263,8 @@ READING = (
         "tombstone",
         "two that share nothing need not stay",
         "retention/sweep.py",
-        "    if contents.marked and not has_two_copies(remaining):",
-        "    if False:",
+        '    return "" if has_two_copies(remaining) else',
+        '    return "" if True else',
         ("tests/retention/test_sweep.py::test_fewer_than_two_good_ones_stop_the_sweep",),
     ),
 )
