@@ -42,6 +42,7 @@ from safepoint.format.records import (
 )
 from safepoint.notes import read_pin, read_record
 from safepoint.storage.base import Storage
+from safepoint.storage.sizes import sizes_of
 
 NEVER_COMPLETED = "no manifest: the save was never completed"
 
@@ -193,10 +194,9 @@ def examine(storage: Storage, name: GenerationName, lineage: Lineage) -> Generat
     tombstone = read_tombstone(storage, text, lineage)
     if tombstone is not None:
         return Generation(name, GenerationState.DELETED, manifest, tombstone=tombstone)
-    for reference in manifest.objects:
-        refusal = _missing_object(storage, text, reference.generation, reference.name, reference.size_bytes)
-        if refusal is not None:
-            return Generation(name, GenerationState.DAMAGED, manifest, refusal)
+    refusal = _missing_object(storage, manifest)
+    if refusal is not None:
+        return Generation(name, GenerationState.DAMAGED, manifest, refusal)
     state = GenerationState.COMMITTED if lineage.is_live(name) else GenerationState.SUPERSEDED
     return Generation(name, state, manifest)
 
@@ -247,16 +247,16 @@ def _damaged(name: GenerationName, file: str, error: CorruptionError | FormatVer
     return Generation(name, GenerationState.DAMAGED, refusal=Refusal(str(name), file, str(error)))
 
 
-def _missing_object(storage: Storage, generation: str, owner: str, name: str, size_bytes: int) -> Refusal | None:
-    file = name if owner == generation else f"{owner}/{name}"
-    try:
-        found = storage.size(generation_path(owner, name))
-    except ObjectMissingError:
-        return Refusal(generation, file, "the file is missing")
-    except CorruptionError as exc:
-        return Refusal(generation, file, str(exc))
-    if found != size_bytes:
-        return Refusal(generation, file, f"the file has the wrong size: expected {size_bytes} bytes, found {found}")
+def _missing_object(storage: Storage, manifest: Manifest) -> Refusal | None:
+    """Return why the first object that is not as the manifest says is not; None for none."""
+    paths = [generation_path(reference.generation, reference.name) for reference in manifest.objects]
+    for reference, found in zip(manifest.objects, sizes_of(storage, paths), strict=True):
+        if found != reference.size_bytes:
+            reason = "the file is missing" if isinstance(found, ObjectMissingError) else str(found)
+            if isinstance(found, int):
+                reason = f"the file has the wrong size: expected {reference.size_bytes} bytes, found {found}"
+            folder = "" if reference.generation == manifest.generation else f"{reference.generation}/"
+            return Refusal(manifest.generation, folder + reference.name, reason)
     return None
 
 

@@ -63,9 +63,13 @@ class Columns:
 
 def columns_from(frame: Frame, table: Table) -> Columns:
     """Return columns of a frame and a table of numbers, which is kept as narrow as it can be."""
-    digest = table_digest(frame.digest, table)
+    return Columns(frame, narrowed(table), table_digest(frame.digest, table))
+
+
+def narrowed(table: Table) -> Table:
+    """Return numbers in half as many bytes where they fit."""
     is_narrow = not table.size or (table.min() >= 0 and table.max() < _NARROW_LIMIT)
-    return Columns(frame, table.astype(numpy.int32 if is_narrow else numpy.int64), digest)
+    return table.astype(numpy.int32 if is_narrow else numpy.int64)
 
 
 def table_digest(frame_digest: str, table: Table) -> str:

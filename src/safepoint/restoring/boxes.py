@@ -18,6 +18,8 @@ from safepoint.format.index import Chunk, Index, Tensor
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import generation_path
 
+# So few boxes are compared with each other, and numpy is not needed.
+_FEW = 16
 _WORDS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}
 
 
@@ -89,7 +91,18 @@ def check_boxes(boxes: Sequence[StoredBox], *, where: str) -> None:
                 expected=f"{first.dtype} {list(first.global_shape)}",
                 found=f"{other.tensor.dtype} {list(other.tensor.global_shape)}",
             )
-    check_tiling(first.global_shape, [one.box for one in boxes], where=where)
+    if len(boxes) < _FEW:
+        check_tiling(first.global_shape, [one.box for one in boxes], where=where)
+        return
+    import numpy
+
+    from safepoint.format.tiling import check_tilings
+
+    offsets, shapes = (
+        numpy.array(column, numpy.int64).reshape(len(boxes), len(first.global_shape)).T
+        for column in zip(*((one.tensor.offset, one.tensor.shape) for one in boxes), strict=True)
+    )
+    check_tilings([(where, first.global_shape)], numpy.zeros(len(boxes), numpy.int64), offsets, shapes)
 
 
 def element_bytes_of(tensor: Tensor) -> int:

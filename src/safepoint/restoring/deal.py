@@ -1,10 +1,11 @@
-"""Deal: the leader reads the indexes, and each rank is told of them what it needs.
+"""Deal: each index is read by one rank for all, and each rank is told what it needs of the others'.
 
-1. Indexes are read and examined once per job. What is common to all ranks goes to all; what a rank saved itself, and
-   which stored boxes its own boxes need, go to that rank alone. So what a rank hears does not grow with the number of
-   ranks that saved.
-2. The boxes are dealt when all ranks know their targets. What a rank is told of another's index is that index without
-   its trees and without the boxes that the rank does not need.
+1. The leader tells each rank which indexes it reads. The ranks tell the leader what only all indexes together can
+   prove: boxes in columns, and shares of digests. What is common to all ranks goes from the leader to all.
+2. With as many ranks as there were, a rank has read its own index, and mostly needs no more. Else the leader finds in
+   the columns which boxes a rank needs of indexes that others have read, and passes on what those tell of them.
+3. So what a rank reads and hears does not grow with the number of ranks that saved, and no rank decodes the chunks of
+   all. One process reads all indexes by itself, one after the other.
 
 Spec: C10.6, C11.
 """
@@ -12,35 +13,24 @@ Spec: C10.6, C11.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from safepoint.format.extent import Box
-from safepoint.format.index import Index
+from safepoint.format.index import ObjectReference
 from safepoint.format.manifest import Manifest
+from safepoint.format.names import generation_path, index_name
 from safepoint.format.plain import encode_plain
 from safepoint.format.plain_decoding import decode_plain
-from safepoint.restoring.boxes import StoredBox, TensorKey, boxes_by_tensor, overlap
-from safepoint.restoring.plan import target_boxes
+from safepoint.restoring.examine import Report, Share, examine_share, share_of
+from safepoint.restoring.find import Needed, Task, Wanted, lacking, wanted_by
+from safepoint.restoring.stored import Excerpt, StoredBoxes, excerpt_of, index_from
 from safepoint.restoring.together import Ranks
-from safepoint.restoring.union import Union
-from safepoint.restoring.validate import (
-    Common,
-    Examined,
-    Own,
-    SavedState,
-    check_headers,
-    common_of,
-    examine,
-    own_of,
-    read_index_texts,
-    state_of,
-    validate,
-)
+from safepoint.restoring.union import Union, union_of_trees
+from safepoint.restoring.validate import Common, Own, SavedState, check_headers, index_references, state_of
+from safepoint.restoring.whole import Whole, whole_of
 from safepoint.state.item import TensorSpec, TensorTarget
 from safepoint.storage.base import Storage
 
@@ -62,17 +52,12 @@ class _CommonTold(msgspec.Struct, frozen=True, array_like=True):
     specs: tuple[_Spec, ...]
 
 
-class _OwnTold(msgspec.Struct, frozen=True, array_like=True):
-    trees: dict[str, bytes]
-    specs: dict[str, tuple[_Spec, ...]]
-
-
-class _Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """Name the boxes that a rank fills of one tensor."""
+class _Tree(msgspec.Struct, frozen=True, array_like=True):
+    """Hold the plain tree that a rank stored of an item, as JSON."""
 
     item: str
-    name: str
-    boxes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    rank: int
+    form: bytes
 
 
 def told_manifest(ranks: Ranks, manifest: Manifest | None) -> Manifest | None:
@@ -83,11 +68,11 @@ def told_manifest(ranks: Ranks, manifest: Manifest | None) -> Manifest | None:
 
 
 def deal_state(ranks: Ranks, storage: Storage, manifest: Manifest, *, full: Sequence[Manifest]) -> SavedState:
-    """Return the saved state of a committed generation, as this rank sees it; of several ranks without its boxes.
+    """Return the saved state of a committed generation, as this rank sees it.
 
     Args:
         ranks: Those that restore together.
-        storage: Where the run lies; read on the leader alone.
+        storage: Where the run lies.
         manifest: The manifest as all ranks know it.
         full: The whole of it; on the leader alone.
 
@@ -97,32 +82,23 @@ def deal_state(ranks: Ranks, storage: Storage, manifest: Manifest, *, full: Sequ
 
     Spec: C10.6, C11.
     """
-    if ranks.world_size == 1:
-        saved = validate(manifest, read_index_texts(storage, manifest))
-        if manifest.world_size == 1:
-            check_headers(storage, saved)
-        return saved
-    examined: list[Examined] = []
-
-    def common() -> dict[str, _CommonTold]:
-        (whole,) = full
-        examined.append(examine(whole, read_index_texts(storage, whole)))
-        return {name: _told(one) for name, one in common_of(examined[0]).items()}
-
-    heard = ranks.led(common, dict[str, _CommonTold])
-    own = ranks.dealt(lambda rank: _told_own(own_of(examined[0], rank, world_size=ranks.world_size)), _OwnTold)
-    where = manifest.generation
-    saved = state_of(
-        manifest,
-        {name: _common(one, f"{where}: {name}") for name, one in heard.items()},
-        Own(
-            {name: decode_plain(json.loads(tree), where=f"{where}: {name}") for name, tree in own.trees.items()},
-            {name: _specs(specs) for name, specs in own.specs.items()},
-        ),
-        rank=ranks.rank,
-        world_size=ranks.world_size,
+    share, wholes = _examined(ranks, storage, manifest, full)
+    common = _common(ranks, manifest, share, wholes)
+    is_same_size = manifest.world_size == ranks.world_size
+    own = _own(manifest, share, common, ranks.rank) if is_same_size else Own({}, {})
+    saved = state_of(manifest, common, own, rank=ranks.rank, world_size=ranks.world_size)
+    is_alone = manifest.world_size == ranks.world_size == 1
+    saved = replace(
+        saved,
+        indexes=share.indexes,
+        tensors=_boxes_of(saved, share.indexes, ranks),
+        forms={name: trees[0] for name, trees in share.trees.items()} if is_alone else {},
+        share=share,
+        whole=wholes[0] if wholes else None,
     )
-    return replace(saved, examined=examined[0] if examined else None)
+    if is_alone:
+        check_headers(storage, saved)
+    return saved
 
 
 def deal_boxes(ranks: Ranks, saved: SavedState, targets: Targets) -> SavedState:
@@ -132,100 +108,136 @@ def deal_boxes(ranks: Ranks, saved: SavedState, targets: Targets) -> SavedState:
 
     Spec: C11.
     """
-    if ranks.world_size == 1:
+    share = saved.share
+    if ranks.world_size == 1 or share is None:
         return saved
-    wanted: list[list[_Wanted]] = []
+    needed: list[Needed] = []
+    own: list[Wanted] = []
 
-    def wants() -> list[_Wanted]:
+    def wants() -> list[Wanted]:
+        own.extend(lacking(wanted_by(saved, targets), share))
+        return own
+
+    def found(parts: list[list[Wanted]]) -> bool:
+        # Only the leader merges, and it knows the whole.
+        assert saved.whole is not None
+        needed.append(Needed(saved.manifest, saved.whole, parts))
+        return needed[0].is_any
+
+    if not ranks.collected(wants, found, part=list[Wanted], kind=bool):
+        return saved
+    tasks = ranks.dealt(lambda rank: needed[0].tasks_of(rank, ranks.world_size), list[Task])
+    passed: list[dict[str, list[Excerpt]]] = []
+    ranks.collected(lambda: _excerpts(share, tasks), passed.extend, part=dict[str, list[Excerpt]], kind=type(None))
+    told = ranks.told(
+        needed[0].names if needed else (),
+        own[0].digest if own else "",
+        lambda name: [excerpt for part in passed for excerpt in part.get(name, ())],
+        list[Excerpt],
+    )
+    indexes = (*share.indexes, *map(index_from, told))
+    return replace(saved, indexes=indexes, tensors=_boxes_of(saved, indexes, ranks))
+
+
+def _examined(
+    ranks: Ranks, storage: Storage, manifest: Manifest, full: Sequence[Manifest]
+) -> tuple[Share, list[Whole]]:
+    """Return what this rank has read of the indexes, and on the leader what all say together."""
+    count, wholes, shares = manifest.world_size, list[Whole](), list[Share]()
+    listed: list[ObjectReference] = []
+
+    def references_of(rank: int) -> list[ObjectReference]:
+        if not listed:
+            listed.extend(index_references(full[0]))
+        own = share_of(rank, ranks.world_size, count)
+        return listed[own.start : own.stop]
+
+    references = ranks.dealt(references_of, list[ObjectReference])
+
+    def read() -> Report:
+        own = share_of(ranks.rank, ranks.world_size, count)
+        keeps_own = count == ranks.world_size
+        shares.append(examine_share(storage, manifest, references, own, keeps_own=keeps_own))
+        # The leader needs no message for its own boxes.
+        return shares[0].report(manifest, with_boxes=ranks.rank != 0)
+
+    def prove(reports: list[Report]) -> None:
+        wholes.append(whole_of(full[0], shares[0], reports))
+
+    ranks.collected(read, prove, part=Report, kind=type(None))
+    return shares[0], wholes
+
+
+def _common(ranks: Ranks, manifest: Manifest, share: Share, wholes: Sequence[Whole]) -> dict[str, Common]:
+    """Return what all ranks are given of each item that is not each rank's own."""
+    asked = ranks.led(lambda: dict(wholes[0].trees), dict[str, tuple[int, ...]])
+    found: dict[str, Common] = {}
+
+    def trees() -> list[_Tree]:
         return [
-            _Wanted(item, name, tuple((one.box.offset, one.box.shape) for one in target_boxes(target, shape, name)))
-            for item, by_name in targets.items()
-            for name, target in by_name.items()
-            for shape in [saved.items[item].specs[name].global_shape]
+            _Tree(name, rank, msgspec.json.encode(share.trees[name][rank]))
+            for name, wanted in asked.items()
+            for rank in wanted
+            if rank in share.trees.get(name, ())
         ]
 
-    # Any: what the leader keeps is no answer.
-    def keep(parts: list[list[_Wanted]]) -> Any:
-        wanted.extend(parts)
-        return []
+    def joined(parts: list[list[_Tree]]) -> dict[str, _CommonTold]:
+        by_item: dict[str, dict[int, object]] = {}
+        for tree in (tree for part in parts for tree in part):
+            place = f"{generation_path(manifest.generation, index_name(tree.rank, manifest.world_size))}: {tree.item}"
+            by_item.setdefault(tree.item, {})[tree.rank] = decode_plain(json.loads(tree.form), where=place)
+        for name, by_rank in by_item.items():
+            union = union_of_trees([by_rank[rank] for rank in sorted(by_rank)])
+            found[name] = Common(union, wholes[0].tree_counts[name] == 1, wholes[0].specs.get(name, {}))
+        return {name: _told(one) for name, one in found.items()} if ranks.world_size > 1 else {}
 
-    ranks.joined(wants, keep, list[_Wanted])
-    needed = _Needed(saved.examined)
-    indexes = ranks.dealt(lambda rank: needed.by(rank, wanted[rank]), list[Index])
-    boxes = boxes_by_tensor(saved.manifest, indexes)
-    return replace(saved, indexes=tuple(indexes), tensors={(key.item, key.name): parts for key, parts in boxes.items()})
+    heard = ranks.collected(trees, joined, part=list[_Tree], kind=dict[str, _CommonTold])
+    return found or {name: _heard(one, f"{manifest.generation}: {name}") for name, one in heard.items()}
 
 
-class _Needed:
-    """Find the stored boxes that ranks need; on the leader."""
+def _own(manifest: Manifest, share: Share, common: Mapping[str, Common], rank: int) -> Own:
+    """Return what a rank is given of what it saved itself."""
+    path = generation_path(manifest.generation, index_name(rank, manifest.world_size))
+    trees = {
+        name: decode_plain(by_rank[rank], where=f"{path}: {name}")
+        for name, by_rank in share.trees.items()
+        # A tree that one rank alone stored is all ranks'.
+        if rank in by_rank and not (name in common and common[name].is_one)
+    }
+    specs: dict[str, dict[str, TensorSpec]] = {}
+    for tensor in share.indexes[0].boxes.frame.tensors:
+        if tensor.item not in common:
+            shape = tensor.global_shape
+            spec = TensorSpec(tensor.name, tensor.dtype, shape, shape, (0,) * len(shape))
+            specs.setdefault(tensor.item, {})[tensor.name] = spec
+    return Own(trees, specs)
 
-    def __init__(self, examined: Examined | None) -> None:
-        self._examined = examined
-        self._rows: dict[TensorKey, tuple[list[int], list[StoredBox], int]] = {}
 
-    def by(self, rank: int, wanted: Sequence[_Wanted]) -> list[Index]:
-        """Return the indexes that name the boxes that a rank needs, without all else."""
-        if self._examined is None:
-            return []
-        found: dict[int, list[StoredBox]] = {}
-        for one in wanted:
-            is_own = self._examined.manifest.items[one.item].kind == "per_rank"
-            key = TensorKey(one.item, one.name, rank if is_own else None)
-            for part in self._of(key, [Box(*box) for box in one.boxes]):
-                found.setdefault(part.rank, []).append(part)
-        return [
-            msgspec.structs.replace(
-                self._examined.indexes[number], items={}, tensors=tuple(part.tensor for part in found[number])
-            )
-            for number in sorted(found)
-        ]
+def _boxes_of(saved: SavedState, indexes: Sequence[Any], ranks: Ranks) -> StoredBoxes:
+    manifest = saved.manifest
+    per_rank = frozenset(name for name, summary in manifest.items.items() if summary.kind == "per_rank")
+    specs = {name: item.specs for name, item in saved.items.items()}
+    return StoredBoxes(specs, indexes, per_rank, ranks.rank if manifest.world_size == ranks.world_size else None)
 
-    def _of(self, key: TensorKey, boxes: Sequence[Box]) -> list[StoredBox]:
-        starts, parts, longest = self._by_row(key)
-        found: dict[int, StoredBox] = {}
-        for box in boxes:
-            first, last = 0, len(parts)
-            if box.offset:
-                first = bisect_left(starts, box.offset[0] - longest + 1)
-                last = bisect_left(starts, box.offset[0] + box.shape[0])
-            found.update((place, parts[place]) for place in range(first, last) if overlap(parts[place].box, box))
-        # What a tensor is, its first box tells, also where none is needed.
-        return list(found.values()) or parts[:1]
 
-    def _by_row(self, key: TensorKey) -> tuple[list[int], list[StoredBox], int]:
-        if key not in self._rows:
-            parts = list(self._examined.tensors[key]) if self._examined is not None else []
-            parts.sort(key=lambda part: part.tensor.offset[:1])
-            starts = [part.tensor.offset[0] for part in parts if part.tensor.offset]
-            longest = max((part.tensor.shape[0] for part in parts if part.tensor.shape), default=0)
-            self._rows[key] = starts, parts, longest
-        return self._rows[key]
+def _excerpts(share: Share, tasks: Sequence[Task]) -> dict[str, list[Excerpt]]:
+    by_rank = {index.rank: index for index in share.indexes}
+    found: dict[str, list[Excerpt]] = {}
+    for task in tasks:
+        found.setdefault(task.name, []).append(excerpt_of(by_rank[task.rank], task.numbers))
+    return found
 
 
 def _told(one: Common) -> _CommonTold:
-    return _CommonTold(_text(one.trees.tree), one.trees.contradictions, one.is_one, _listed(one.specs))
-
-
-def _told_own(own: Own) -> _OwnTold:
-    return _OwnTold(
-        {name: _text(tree) for name, tree in own.trees.items()},
-        {name: _listed(specs) for name, specs in own.specs.items()},
-    )
-
-
-def _common(told: _CommonTold, where: str) -> Common:
-    tree = decode_plain(json.loads(told.tree), where=where)
-    return Common(Union(tree, told.contradictions), told.is_one, _specs(told.specs))
-
-
-def _text(tree: object) -> bytes:
     # Integers of any size go through JSON, as they do on disk.
-    return msgspec.json.encode(encode_plain(tree))
+    tree = msgspec.json.encode(encode_plain(one.trees.tree))
+    specs = tuple(_Spec(spec.name, spec.dtype, spec.global_shape) for spec in one.specs.values())
+    return _CommonTold(tree, one.trees.contradictions, one.is_one, specs)
 
 
-def _listed(specs: Mapping[str, TensorSpec]) -> tuple[_Spec, ...]:
-    return tuple(_Spec(spec.name, spec.dtype, spec.global_shape) for spec in specs.values())
-
-
-def _specs(listed: Sequence[_Spec]) -> dict[str, TensorSpec]:
-    return {one.name: TensorSpec(one.name, one.dtype, one.shape, one.shape, (0,) * len(one.shape)) for one in listed}
+def _heard(told: _CommonTold, where: str) -> Common:
+    tree = decode_plain(json.loads(told.tree), where=where)
+    specs = {
+        one.name: TensorSpec(one.name, one.dtype, one.shape, one.shape, (0,) * len(one.shape)) for one in told.specs
+    }
+    return Common(Union(tree, told.contradictions), told.is_one, specs)

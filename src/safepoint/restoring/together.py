@@ -28,6 +28,7 @@ SILENCE_S = 60.0
 SHORTEST_SILENCE_S = 30.0
 
 Value = TypeVar("Value")
+Part = TypeVar("Part")
 Finding = TypeVar("Finding", Reason, Difference)
 
 
@@ -93,11 +94,29 @@ class Ranks:
         """
         if self.world_size == 1:
             return act()
+        return self.collected(act, merge, part=kind, kind=kind)
+
+    def collected(
+        self, act: Callable[[], Part], merge: Callable[[list[Part]], Value], *, part: type[Part], kind: type[Value]
+    ) -> Value:
+        """Let every rank act, let the leader make something else of what all found, and return that on every rank.
+
+        Args:
+            act: What each rank does.
+            merge: Makes one thing of what all ranks found, in their order; called on the leader, also of one process.
+            part: The type of what a rank finds.
+            kind: The type of what is made of it.
+
+        Raises:
+            SafepointError: What the act of any rank, or the merging, raised, on every rank.
+        """
+        if self.world_size == 1:
+            return merge([act()])
         topic, past = self._next_topic(), list(self._past)
         self._past.append(topic)
 
         def merged(parts: list[bytes]) -> bytes:
-            return msgspec.msgpack.encode(merge([msgspec.msgpack.decode(part, type=kind) for part in parts]))
+            return msgspec.msgpack.encode(merge([msgspec.msgpack.decode(one, type=part) for one in parts]))
 
         def own() -> bytes:
             return msgspec.msgpack.encode(act())
@@ -128,6 +147,30 @@ class Ranks:
             return values[0]
         with self._group.watched(silence_s=self._silence_s):
             message = self._group.spread(f"{topic}/{self.rank}", None, deadline_s=self._deadline_s)
+        return msgspec.msgpack.decode(message, type=kind)
+
+    def told(
+        self, names: Sequence[str], own: str, act: Callable[[str], list[Value]], kind: type[list[Value]]
+    ) -> list[Value]:
+        """Let the leader act once for each name, and return what it found for a rank's own; nothing for no name.
+
+        Args:
+            names: All names; known on the leader.
+            own: This rank's.
+            act: What the leader does.
+            kind: The type of what it finds.
+        """
+        topic = self._next_topic()
+        self._past.append(topic)
+        found: list[Value] = []
+        for name in names:
+            value = act(name)
+            self._group.spread(f"{topic}/{name}", msgspec.msgpack.encode(value), deadline_s=self._deadline_s)
+            found = value if name == own else found
+        if self.rank == 0 or not own:
+            return found
+        with self._group.watched(silence_s=self._silence_s):
+            message = self._group.spread(f"{topic}/{own}", None, deadline_s=self._deadline_s)
         return msgspec.msgpack.decode(message, type=kind)
 
     def all(self, act: Callable[[], Value]) -> Value:

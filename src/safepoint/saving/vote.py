@@ -9,21 +9,20 @@ Spec: C4, C5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from safepoint.ambient import Ambient
-from safepoint.errors import AbortedError, LeaderLostError, ObjectMissingError, OutcomeUnknownError
+from safepoint.errors import AbortedError, CorruptionError, LeaderLostError, ObjectMissingError, OutcomeUnknownError
 from safepoint.format.ballot import Ballot, check_ballots
 from safepoint.format.index import ObjectReference
 from safepoint.format.names import data_name, generation_path, index_name
 from safepoint.group.base import Group
 from safepoint.saving.divide import Division
 from safepoint.storage.base import Storage
+from safepoint.storage.sizes import sizes_of
 
 _POLL_S = 0.25
-_AT_ONCE = 64
 
 
 def vote(group: Group, ballot: Ballot, *, deadline_s: float) -> list[bytes] | None:
@@ -136,13 +135,9 @@ def check_stored(
 
 
 def _sizes(storage: Storage, objects: Sequence[ObjectReference]) -> list[int | None]:
-    def size(entry: ObjectReference) -> int | None:
-        try:
-            return storage.size(generation_path(entry.generation, entry.name))
-        except ObjectMissingError:
-            return None
-
-    if len(objects) < _AT_ONCE:
-        return [size(entry) for entry in objects]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(size, objects))
+    found: list[int | None] = []
+    for size in sizes_of(storage, [generation_path(entry.generation, entry.name) for entry in objects]):
+        if isinstance(size, CorruptionError):
+            raise size
+        found.append(None if isinstance(size, ObjectMissingError) else size)
+    return found

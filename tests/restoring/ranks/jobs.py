@@ -14,13 +14,15 @@ from safepoint.contract import Contract
 from safepoint.errors import CorruptionError, Difference, ObjectMissingError
 from safepoint.faults.group import MessageScript
 from safepoint.format.extent import Box
-from safepoint.format.manifest import Conditions
+from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.plain import encode_plain
 from safepoint.format.stencil import encode_text
+from safepoint.restoring.deal import deal_state, told_manifest
 from safepoint.restoring.match import Choice
 from safepoint.restoring.restore import RestoreContext, Restored, restore
 from safepoint.restoring.select import Wish
 from safepoint.restoring.together import Ranks
+from safepoint.restoring.validate import SavedState
 from safepoint.state.item import CapturedItem, CapturedTensor, Item, Permits, SavedItem, TensorSpec, TensorTarget
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.ranks import RankOutcome, RankThread, RankThreads
@@ -193,6 +195,18 @@ class View:
     def _see(self, path: str) -> None:
         if self.hidden and fnmatch.fnmatchcase(path, self.hidden):
             raise ObjectMissingError("no such object", where=path)
+
+
+def dealt(storage: Any, manifest: Manifest, world_size: int) -> list[SavedState]:
+    """Return what each rank of a job is given of a checkpoint, or raise the error that all of them raise."""
+
+    def act(rank: RankThread) -> SavedState:
+        ranks = Ranks(rank.group, deadline_s=60.0)
+        told = ranks.led(lambda: told_manifest(ranks, manifest), Manifest)
+        assert told is not None
+        return deal_state(ranks, storage, told, full=[manifest])
+
+    return [outcome.returned() for outcome in RankThreads(world_size).run(act)]
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ from safepoint.format.plain import encode_plain
 from safepoint.restoring.match import Choice
 from safepoint.restoring.restore import RestoreContext, restore_late
 from safepoint.restoring.together import Ranks
-from safepoint.restoring.validate import SavedState, read_index_texts, validate
+from safepoint.restoring.validate import SavedState
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.ranks import RankThread, RankThreads
 from tests.build import Values, begin, floats, write_generation
-from tests.restoring.ranks.jobs import Part, View, conditions, same, start
+from tests.restoring.ranks.jobs import Part, View, conditions, dealt, same, start
 from tests.restoring.tiles import BoxMemory
 
 
@@ -41,7 +41,7 @@ def found(storage: MemoryStorage, *, rank: int, world_size: int) -> SavedState:
     assert name is not None
     manifest = examine(storage, name, lineage).manifest
     assert manifest is not None
-    return validate(manifest, read_index_texts(storage, manifest), rank=rank, world_size=world_size)
+    return dealt(storage, manifest, world_size)[rank]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

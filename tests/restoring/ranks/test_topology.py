@@ -12,8 +12,8 @@ import torch.distributed.tensor  # a division is asked for where it is loaded  #
 from safepoint.catalog import examine_all, read_lineage
 from safepoint.contract import Reason
 from safepoint.restoring.topology import topology_reasons
-from safepoint.restoring.validate import SavedState, read_index_texts, validate
-from tests.restoring.ranks.jobs import Part, part_of, run_of, weights_at
+from safepoint.restoring.validate import SavedState
+from tests.restoring.ranks.jobs import Part, dealt, part_of, run_of, weights_at
 from tests.warm import WarmPython
 
 WORKER = Path(__file__).with_name("topology_worker.py")
@@ -73,7 +73,7 @@ def saved_as(recorded: object) -> SavedState:
     storage = run_of(1, world_size=2)
     (generation,) = examine_all(storage, read_lineage(storage))
     assert generation.manifest is not None
-    saved = validate(generation.manifest, read_index_texts(storage, generation.manifest), world_size=2)
+    saved = dealt(storage, generation.manifest, 2)[0]
     return replace(saved, manifest=msgspec.structs.replace(saved.manifest, mesh=recorded))
 
 

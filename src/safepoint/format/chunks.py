@@ -1,0 +1,236 @@
+"""An index's boxes and chunks in columns of numbers, and whether they hold together.
+
+1. What is sound here, `safepoint.format.index` finds sound as well, which looks at boxes one by one and can name what
+   is wrong with them. What is in doubt is left to that.
+2. No number of a file is multiplied or added before it is known to be bounded.
+
+Spec: F3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
+import numpy
+
+from safepoint.format.columns import Columns, Frame, HeldTensor, Table, columns_from, narrowed
+from safepoint.format.digest import HEX_LENGTH, digest_bytes, digest_of_parts
+from safepoint.format.dtypes import DTYPES
+from safepoint.format.extent import MAX_AXES, MAX_BYTES
+from safepoint.format.index import Chunk, Index, Tensor
+
+DIGEST_BYTES = HEX_LENGTH // 2
+
+# Products of floats are off by less than this part of them.
+_CERTAIN = 1 - 2**-20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Hold the chunks of all boxes of an index, one box after the other.
+
+    `ends` tell, by box, where its chunks end in the other columns; `stops` are the ends of their rows, which begin
+    where those of the one before end; `digests` has a row of bytes for each.
+    """
+
+    ends: Table
+    stops: Table
+    objects: Table
+    offsets: Table
+    digests: numpy.typing.NDArray[numpy.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexColumns:
+    """Hold boxes and chunks of an index."""
+
+    boxes: Columns
+    chunks: Chunks
+
+    def tensor(self, number: int) -> Tensor:
+        """Return one box with its chunks."""
+        held, end = self.boxes.frame.tensors[number], self.boxes.frame.ends[number]
+        offset, shape = self.boxes.table[:, end - len(held.global_shape) : end].tolist()
+        row_bytes = DTYPES[held.dtype].size_bytes
+        for length in shape[1:]:
+            row_bytes *= length
+        chunks = self.chunks
+        first, last = int(chunks.ends[number - 1]) if number else 0, int(chunks.ends[number])
+        digests = chunks.digests[first:last].tobytes().hex()
+        found, start = [], 0
+        for place, stop, owner, begin in zip(
+            range(0, len(digests), HEX_LENGTH),
+            chunks.stops[first:last].tolist(),
+            chunks.objects[first:last].tolist(),
+            chunks.offsets[first:last].tolist(),
+            strict=True,
+        ):
+            digest = digests[place : place + HEX_LENGTH]
+            found.append(Chunk((start, stop), owner, begin, (stop - start) * row_bytes, digest))
+            start = stop
+        return Tensor(held.item, held.name, held.dtype, held.global_shape, tuple(offset), tuple(shape), tuple(found))
+
+    def only(self, numbers: Sequence[int]) -> IndexColumns:
+        """Return the columns of some boxes, in this order."""
+        frame = self.boxes.frame
+        places = list(
+            chain.from_iterable(
+                range(frame.ends[number] - len(frame.tensors[number].global_shape), frame.ends[number])
+                for number in numbers
+            )
+        )
+        ends = self.chunks.ends
+        begins = numpy.concatenate([ends[:0], ends[:1] * 0, ends[:-1]])
+        which = numpy.asarray(numbers, numpy.int64)
+        rows = numpy.array(
+            list(chain.from_iterable(map(range, begins[which].tolist(), ends[which].tolist()))), numpy.int64
+        )
+        chunks = Chunks(
+            numpy.cumsum(ends[which] - begins[which]),
+            self.chunks.stops[rows],
+            self.chunks.objects[rows],
+            self.chunks.offsets[rows],
+            self.chunks.digests[rows],
+        )
+        tensors = tuple(frame.tensors[number] for number in numbers)
+        return IndexColumns(columns_from(frame_of(tensors, {}), self.boxes.table[:, places]), chunks)
+
+
+class IndexReader:
+    """Make columns of indexes, and what names their boxes only once for all indexes that name them alike."""
+
+    def __init__(self) -> None:
+        self._frames: dict[str, Frame] = {}
+
+    def columns_of(self, index: Index) -> IndexColumns:
+        """Return the columns of an index that is sound."""
+        tensors = index.tensors
+        held = tuple(HeldTensor(one.item, one.name, one.dtype, one.global_shape) for one in tensors)
+        offsets = list(chain.from_iterable(one.offset for one in tensors))
+        lengths = list(chain.from_iterable(one.shape for one in tensors))
+        table = numpy.array([offsets, lengths], numpy.int64)
+        chunks = [chunk for one in tensors for chunk in one.chunks]
+        digests = bytes.fromhex("".join([chunk.digest for chunk in chunks]))
+        return IndexColumns(
+            columns_from(frame_of(held, self._frames), table),
+            Chunks(
+                narrowed(numpy.cumsum([len(one.chunks) for one in tensors], dtype=numpy.int64)),
+                narrowed(numpy.array([chunk.rows[1] for chunk in chunks], numpy.int64)),
+                narrowed(numpy.array([chunk.object for chunk in chunks], numpy.int64)),
+                narrowed(numpy.array([chunk.offset_bytes for chunk in chunks], numpy.int64)),
+                numpy.frombuffer(digests, numpy.uint8).reshape(len(chunks), DIGEST_BYTES),
+            ),
+        )
+
+
+def frame_of(tensors: tuple[HeldTensor, ...], known: dict[str, Frame]) -> Frame:
+    """Return the frame of these tensors, a known one where there is one, and know it."""
+    digest = digest_bytes(msgspec.msgpack.encode(tensors))
+    if digest not in known:
+        known[digest] = Frame.of(tensors, digest)
+    return known[digest]
+
+
+def are_boxes_sound(index: Index) -> bool:
+    """Return whether each box lies in its tensor and its chunks make it whole, and chunks fill the rank's own files.
+
+    Spec: F3.6, F3.8, F3.9, F3.10.
+    """
+    sizes = _sizes(index.tensors)
+    if sizes is None:
+        return False
+    rows, row_bytes = sizes
+    tensors = index.tensors
+    chunks = [chunk for one in tensors for chunk in one.chunks]
+    digests = _joined_digests(chunks)
+    if digests is None or any(chunk.object >= len(index.objects) for chunk in chunks):
+        return False
+    counts = numpy.array([len(one.chunks) for one in tensors], numpy.int64)
+    ends = numpy.cumsum(counts)
+    starts, stops = (numpy.array([chunk.rows[side] for chunk in chunks], numpy.int64) for side in (0, 1))
+    owners = numpy.repeat(numpy.arange(len(tensors)), counts)
+    before = numpy.zeros(len(chunks), numpy.int64)
+    before[1:] = stops[:-1]
+    is_filled = counts > 0
+    before[(ends - counts)[is_filled]] = 0
+    if not ((starts == before) & (stops > starts) & (stops <= rows[owners])).all():
+        return False
+    if not (stops[ends[is_filled] - 1] == rows[is_filled]).all() or rows[~is_filled].any():
+        return False
+    sizes_bytes = numpy.array([chunk.size_bytes for chunk in chunks], numpy.int64)
+    if not (sizes_bytes == (stops - starts) * row_bytes[owners]).all():
+        return False
+    offsets = numpy.array([chunk.offset_bytes for chunk in chunks], numpy.int64)
+    objects = numpy.array([chunk.object for chunk in chunks], numpy.int64)
+    limits = numpy.array([reference.size_bytes for reference in index.objects], numpy.int64)
+    if not (offsets <= limits[objects] - sizes_bytes).all():
+        return False
+    return _are_files_filled(index, objects, offsets, sizes_bytes, digests)
+
+
+def _sizes(tensors: Sequence[Tensor]) -> tuple[Table, Table] | None:
+    """Return the number of rows of each box, none for one without elements, and the bytes of a row; None in doubt."""
+    dtypes = [DTYPES.get(one.dtype) for one in tensors]
+    axes = [len(one.global_shape) for one in tensors]
+    if None in dtypes or any(
+        not len(one.offset) == len(one.shape) == count <= MAX_AXES for one, count in zip(tensors, axes, strict=True)
+    ):
+        return None
+    row_bytes = numpy.array([dtype.size_bytes for dtype in dtypes if dtype is not None], numpy.int64)
+    rows = numpy.ones(len(tensors), numpy.int64)
+    for count in set(axes) - {0}:
+        numbers = [number for number, own in enumerate(axes) if own == count]
+        listed = [tensors[number] for number in numbers]
+        whole, offset, shape = (
+            numpy.array(column, numpy.int64)
+            for column in zip(*((one.global_shape, one.offset, one.shape) for one in listed), strict=True)
+        )
+        element_bytes = row_bytes[numbers]
+        for lengths in (whole, shape):
+            filled = numpy.maximum(lengths, 1).astype(float).prod(axis=1) * element_bytes
+            if (lengths > MAX_BYTES).any() or (filled > MAX_BYTES * _CERTAIN).any():
+                return None
+        if (offset > whole - shape).any():
+            return None
+        rows[numbers] = numpy.where(shape.prod(axis=1) > 0, shape[:, 0], 0)
+        row_bytes[numbers] = shape[:, 1:].prod(axis=1) * element_bytes
+    return rows, row_bytes
+
+
+def _joined_digests(chunks: Sequence[Chunk]) -> numpy.typing.NDArray[numpy.uint8] | None:
+    """Return the digests as rows of bytes; None where one is none."""
+    texts = [chunk.digest for chunk in chunks]
+    if any(len(text) != HEX_LENGTH for text in texts):
+        return None
+    joined = "".join(texts)
+    try:
+        data = bytes.fromhex(joined)
+    except ValueError:
+        return None
+    # Spaces and capital letters would have been taken as well.
+    if data.hex() != joined:
+        return None
+    return numpy.frombuffer(data, numpy.uint8).reshape(len(chunks), DIGEST_BYTES)
+
+
+def _are_files_filled(
+    index: Index, objects: Table, offsets: Table, sizes_bytes: Table, digests: numpy.typing.NDArray[numpy.uint8]
+) -> bool:
+    """Return whether chunks fill this generation's files from the header's end to the file's, once, by their digest."""
+    order = numpy.lexsort((offsets, objects))
+    objects, offsets, sizes_bytes = objects[order], offsets[order], sizes_bytes[order]
+    for number, reference in enumerate(index.objects):
+        if reference.generation != index.generation:
+            continue
+        first, last = (int(numpy.searchsorted(objects, number, side)) for side in ("left", "right"))
+        begins = offsets[first:last]
+        ends = begins + sizes_bytes[first:last]
+        bounds = numpy.concatenate([[index.header_bytes], ends]), numpy.concatenate([begins, [reference.size_bytes]])
+        if not (bounds[0] == bounds[1]).all():
+            return False
+        if digest_of_parts(index.header_digest, digests[order[first:last]].tobytes()) != reference.digest:
+            return False
+    return True

@@ -1,0 +1,173 @@
+"""Stored: the boxes that indexes list, kept in columns, and made into records tensor by tensor.
+
+The indexes of thousands of ranks name millions of chunks; as records they would not fit into memory.
+
+Spec: F3.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy
+
+from safepoint.format.chunks import DIGEST_BYTES, Chunks, IndexColumns, frame_of
+from safepoint.format.columns import WIDE, Columns, Frame, HeldTensor, Table, columns_from, narrowed
+from safepoint.format.index import Index, ObjectReference, Tensor
+from safepoint.format.names import generation_path
+from safepoint.restoring.boxes import StoredBox
+from safepoint.state.item import TensorSpec
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIndex:
+    """Hold what one rank's index says of its files, its boxes and their chunks."""
+
+    rank: int
+    generation: str
+    header_bytes: int
+    header_digest: str
+    objects: tuple[ObjectReference, ...]
+    columns: IndexColumns
+
+    @classmethod
+    def of(cls, index: Index, columns: IndexColumns) -> StoredIndex:
+        """Return an index without its plain trees."""
+        return cls(index.rank, index.generation, index.header_bytes, index.header_digest, index.objects, columns)
+
+    @property
+    def boxes(self) -> Columns:
+        """Return the boxes."""
+        return self.columns.boxes
+
+    def box(self, number: int) -> StoredBox:
+        """Return one box."""
+        paths = tuple(generation_path(one.generation, one.name) for one in self.objects)
+        return StoredBox(self.columns.tensor(number), paths, self.rank)
+
+
+class StoredBoxes(Mapping[Key, tuple[StoredBox, ...]]):
+    """Give the stored boxes by item and name of their tensors, in the order of ranks.
+
+    Boxes are made when they are asked for, and not kept. Of a tensor of which no box is known here, none is needed: it
+    is given as one box without elements.
+
+    Args:
+        specs: The whole tensors, by item and name.
+        indexes: Where they are listed; a box that is listed by several of one rank is given once.
+        per_rank: Items of which each rank has its own.
+        owner: The rank whose own boxes are given of those; None for no rank.
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, Mapping[str, TensorSpec]],
+        indexes: Sequence[StoredIndex],
+        per_rank: frozenset[str],
+        owner: int | None,
+    ) -> None:
+        self._specs = specs
+        self._indexes = sorted(indexes, key=lambda index: index.rank)
+        self._per_rank = per_rank
+        self._owner = owner
+        # By tensor, the frames that name it with its places in them; by frame, the indexes that have it.
+        self._places: dict[Key, dict[str, list[int]]] = {}
+        self._members: dict[str, list[int]] = {}
+        for number, index in enumerate(self._indexes):
+            frame = index.boxes.frame
+            members = self._members.setdefault(frame.digest, [])
+            members.append(number)
+            if len(members) == 1:
+                self._note(frame)
+
+    def __getitem__(self, key: Key) -> tuple[StoredBox, ...]:
+        spec = self._specs[key[0]][key[1]]
+        by_frame = self._places.get(key, {})
+        found: dict[tuple[int, tuple[int, ...]], StoredBox] = {}
+        numbers = sorted((number, digest) for digest in by_frame for number in self._members[digest])
+        for number, digest in numbers:
+            index = self._indexes[number]
+            if key[0] in self._per_rank and index.rank != self._owner:
+                continue
+            for place in by_frame[digest]:
+                box = index.box(place)
+                found.setdefault((box.rank, box.tensor.offset), box)
+        if not found:
+            nothing = (0,) * len(spec.global_shape)
+            tensor = Tensor(*key, spec.dtype, spec.global_shape, nothing, nothing, ())
+            return (StoredBox(tensor, ()),)
+        return tuple(found.values())
+
+    def __iter__(self) -> Iterator[Key]:
+        return ((item, name) for item, by_name in self._specs.items() for name in by_name)
+
+    def __len__(self) -> int:
+        return sum(len(by_name) for by_name in self._specs.values())
+
+    def _note(self, frame: Frame) -> None:
+        for place, tensor in enumerate(frame.tensors):
+            by_frame = self._places.setdefault((tensor.item, tensor.name), {})
+            by_frame.setdefault(frame.digest, []).append(place)
+
+
+class Excerpt(msgspec.Struct, frozen=True, array_like=True):
+    """Hold some boxes of an index on their way to another rank."""
+
+    rank: int
+    generation: str
+    header_bytes: int
+    header_digest: str
+    objects: tuple[ObjectReference, ...]
+    tensors: bytes
+    table: bytes
+    ends: bytes
+    stops: bytes
+    places: bytes
+    offsets: bytes
+    digests: bytes
+
+
+def excerpt_of(index: StoredIndex, numbers: Sequence[int]) -> Excerpt:
+    """Return some boxes of an index."""
+    columns = index.columns.only(numbers)
+    chunks = columns.chunks
+    return Excerpt(
+        rank=index.rank,
+        generation=index.generation,
+        header_bytes=index.header_bytes,
+        header_digest=index.header_digest,
+        objects=index.objects,
+        tensors=zlib.compress(msgspec.msgpack.encode(columns.boxes.frame.tensors), 1),
+        table=_packed(columns.boxes.table),
+        ends=_packed(chunks.ends),
+        stops=_packed(chunks.stops),
+        places=_packed(chunks.objects),
+        offsets=_packed(chunks.offsets),
+        digests=chunks.digests.tobytes(),
+    )
+
+
+def index_from(excerpt: Excerpt) -> StoredIndex:
+    """Return an index that holds the boxes of an excerpt, and no other."""
+    tensors = msgspec.msgpack.decode(zlib.decompress(excerpt.tensors), type=tuple[HeldTensor, ...])
+    ends, stops, places, offsets = map(_unpacked, (excerpt.ends, excerpt.stops, excerpt.places, excerpt.offsets))
+    digests = numpy.frombuffer(excerpt.digests, numpy.uint8).reshape(-1, DIGEST_BYTES)
+    boxes = columns_from(frame_of(tensors, {}), _unpacked(excerpt.table).reshape(2, -1))
+    columns = IndexColumns(boxes, Chunks(ends, stops, places, offsets, digests))
+    return StoredIndex(
+        excerpt.rank, excerpt.generation, excerpt.header_bytes, excerpt.header_digest, excerpt.objects, columns
+    )
+
+
+def _packed(numbers: Table) -> bytes:
+    return zlib.compress(numbers.astype(WIDE).tobytes(), 1)
+
+
+def _unpacked(data: bytes) -> Any:
+    return narrowed(numpy.frombuffer(zlib.decompress(data), WIDE))
