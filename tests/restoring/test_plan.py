@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.extent import Box
+from safepoint.restoring import arrival, plan
+from safepoint.restoring.arrival import Arrival, BoxKey
 from safepoint.restoring.boxes import StoredBox, copy_overlap
-from safepoint.restoring.plan import paths_of, plan_reads
+from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
 from safepoint.restoring.read import read
 from tests.restoring.tiles import Array, Boxes, BoxMemory, CountingStorage, cut, part, store
 
@@ -61,6 +63,30 @@ def test_any_boxes_are_filled_from_any_other_boxes_as_numpy_slices_them(
         assert taken.commits == 1
     assert len(set(storage.reads)) == len(storage.reads), "a chunk was read twice"
     assert storage.reads == sorted(storage.reads)
+
+
+def test_what_is_planned_of_very_many_chunks_is_made_anew_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(3)
+    storage, values = folder(), numbered((13, 5), "float32")
+    stored = store(storage, "w", values, cut((13, 5), 9, chance), dtype="float32", rows=2, files=["f/0", "f/1"])
+    monkeypatch.setattr(arrival, "_MOST_RANGES", 2)
+    kept: list[TensorRead] = []
+    anew: list[TensorRead] = []
+    for many, plans in ((1 << 20, kept), (2, anew)):
+        monkeypatch.setattr(plan, "_MANY", many)
+        target = Boxes([BoxMemory(box.offset, box.shape, 4) for box in cut((13, 5), 3, random.Random(4))])
+        plans.extend(plan_reads({("model", "w"): stored}, {"model": {"w": target}}))
+        arrivals: dict[BoxKey, Arrival] = {}
+        read(storage, plans, arrivals=arrivals)
+        for one, (key, arrived) in zip(target.held, arrivals.items(), strict=True):
+            assert key[2:] == (one.offset, one.shape) and len(arrived.ranges) <= 2
+            assert arrived.differing(memoryview(one.data)) is None
+            assert not one.data or arrived.differing(memoryview(bytes([one.data[0] ^ 1, *one.data[1:]]))) is not None
+        assert all(bytes(one.data) == part(values, Box(one.offset, one.shape)).tobytes() for one in target.held)
+    assert isinstance(kept[0].chunks, tuple) and not isinstance(anew[0].chunks, tuple)
+    assert tuple(anew[0].chunks) == kept[0].chunks and len(anew[0].chunks) == len(kept[0].chunks)
+    assert [anew[0].chunks[0], *anew[0].chunks[1:]] == list(kept[0].chunks)
+    assert paths_of(anew) == paths_of(kept)
 
 
 def test_a_rank_that_holds_nothing_reads_nothing() -> None:

@@ -21,6 +21,8 @@ BoxKey = tuple[str, str, tuple[int, ...], tuple[int, ...]]
 # About 64 bytes of each MiB, and of a smaller box; a prime, so that every byte of an element has its turn.
 _SAMPLE_STEP_BYTES = 16381
 _LEAST_SAMPLES = 64
+# A box that more chunks than these fed is digested once more as a whole, rather than to keep a digest for each of them.
+_MOST_RANGES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def arrival_of(target: Target, memory: memoryview, chunks: Iterator[ChunkRead]) 
     """
     ranges: list[tuple[int, int, str]] = []
     for chunk in chunks:
-        if chunk.begin is None:
+        if chunk.begin is None or len(ranges) == _MOST_RANGES:
             ranges = [(0, len(memory), digest_bytes(memory))]
             break
         ranges.append((chunk.begin, chunk.begin + chunk.size_bytes, chunk.digest))

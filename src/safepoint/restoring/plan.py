@@ -4,14 +4,17 @@
 2. A chunk that lies whole and in one run in a target is read in place. Any other one is read whole all the same,
    through a buffer, because its digest is that of all its bytes, and what the targets need of it is copied.
 3. Tensors follow each other as they lie on disk, and so do the chunks of each.
+4. What is planned of a tensor that lies in very many boxes is not kept, but made again when it is asked for: the chunks
+   that thousands of ranks stored would not fit into the memory of one process.
 
 Spec: C11.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.extent import Box, element_count
@@ -20,6 +23,9 @@ from safepoint.restoring.boxes import StoredBox, element_bytes_of, overlap, run_
 from safepoint.state.item import BoxTarget, Target, TensorTarget
 
 Key = tuple[str, str]
+
+# Chunks of one tensor that are not kept from here on.
+_MANY = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class TensorRead:
     name: str
     element_bytes: int
     targets: tuple[TargetBox, ...]
-    chunks: tuple[ChunkRead, ...]
+    chunks: Sequence[ChunkRead]
 
 
 def plan_reads(
@@ -72,7 +78,7 @@ def plan_reads(
         CorruptionError: What is stored does not hold all of a target; names the tensor and the box.
     """
     reads = [
-        _plan_tensor(item, name, stored.get((item, name), ()), target)
+        _plan_tensor((item, name), stored, target)
         for item, by_name in targets.items()
         for name, target in by_name.items()
     ]
@@ -100,18 +106,59 @@ def target_boxes(target: TensorTarget, whole: tuple[int, ...], where: str) -> tu
     return boxes
 
 
-def _plan_tensor(item: str, name: str, stored: Sequence[StoredBox], target: TensorTarget) -> TensorRead:
-    where = f"{item}/{name}"
-    if not stored:
+class _MadeAnew(Sequence[ChunkRead]):
+    """Be the chunks of a tensor, which are made each time that more than the first is asked for.
+
+    Args:
+        make: Makes them.
+        chunks: Those that it made just now.
+    """
+
+    def __init__(self, make: Callable[[], tuple[ChunkRead, ...]], chunks: Sequence[ChunkRead]) -> None:
+        self._make = make
+        self._first = chunks[0]
+        self._count = len(chunks)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[ChunkRead]:
+        return iter(self._make())
+
+    @overload
+    def __getitem__(self, place: int) -> ChunkRead: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[ChunkRead]: ...
+    def __getitem__(self, place: int | slice) -> ChunkRead | Sequence[ChunkRead]:
+        return self._first if place == 0 else self._make()[place]
+
+
+def _plan_tensor(key: Key, stored: Mapping[Key, Sequence[StoredBox]], target: TensorTarget) -> TensorRead:
+    where = "/".join(key)
+    parts = stored.get(key, ())
+    if not parts:
         raise InternalError("an item asks for a tensor that is not stored", where=where)
-    element_bytes = element_bytes_of(stored[0].tensor)
-    boxes = target_boxes(target, stored[0].tensor.global_shape, where)
-    if len(stored) == len(boxes) == 1 and boxes[0].box == stored[0].box:
+    element_bytes = element_bytes_of(parts[0].tensor)
+    boxes = target_boxes(target, parts[0].tensor.global_shape, where)
+    if len(parts) == len(boxes) == 1 and boxes[0].box == parts[0].box:
         _check_target(boxes[0], 0, element_bytes, where)
-        return TensorRead(item, name, element_bytes, boxes, _chunks_in_place(stored[0]))
+        return TensorRead(*key, element_bytes, boxes, _chunks_in_place(parts[0]))
+    chunks, missing = _plan_chunks(parts, boxes, element_bytes)
+    for one, count in zip(boxes, missing, strict=True):
+        _check_target(one, count, element_bytes, where)
+    if len(chunks) < _MANY:
+        return TensorRead(*key, element_bytes, boxes, chunks)
+    anew = _MadeAnew(lambda: _plan_chunks(stored[key], boxes, element_bytes)[0], chunks)
+    return TensorRead(*key, element_bytes, boxes, anew)
+
+
+def _plan_chunks(
+    parts: Sequence[StoredBox], boxes: Sequence[TargetBox], element_bytes: int
+) -> tuple[tuple[ChunkRead, ...], list[int]]:
+    """Return the chunks that feed some boxes, and how many elements of each box none of them does."""
     chunks: list[ChunkRead] = []
     missing = [element_count(one.box.shape) for one in boxes]
-    for part in stored:
+    for part in parts:
         if not any(overlap(part.box, one.box) for one in boxes):
             continue
         for chunk in part.tensor.chunks:
@@ -120,10 +167,8 @@ def _plan_tensor(item: str, name: str, stored: Sequence[StoredBox], target: Tens
                 missing[number] -= count
             if taken:
                 chunks.append(read)
-    for one, count in zip(boxes, missing, strict=True):
-        _check_target(one, count, element_bytes, where)
     chunks.sort(key=lambda chunk: (chunk.path, chunk.offset_bytes))
-    return TensorRead(item, name, element_bytes, boxes, tuple(chunks))
+    return tuple(chunks), missing
 
 
 def _chunks_in_place(part: StoredBox) -> tuple[ChunkRead, ...]:

@@ -34,12 +34,14 @@ class StoredIndex:
     header_bytes: int
     header_digest: str
     objects: tuple[ObjectReference, ...]
+    paths: tuple[str, ...]
     columns: IndexColumns
 
     @classmethod
     def of(cls, index: Index, columns: IndexColumns) -> StoredIndex:
         """Return an index without its plain trees."""
-        return cls(index.rank, index.generation, index.header_bytes, index.header_digest, index.objects, columns)
+        head = index.rank, index.generation, index.header_bytes, index.header_digest, index.objects
+        return cls(*head, _paths(index.objects), columns)
 
     @property
     def boxes(self) -> Columns:
@@ -48,8 +50,7 @@ class StoredIndex:
 
     def box(self, number: int) -> StoredBox:
         """Return one box."""
-        paths = tuple(generation_path(one.generation, one.name) for one in self.objects)
-        return StoredBox(self.columns.tensor(number), paths, self.rank)
+        return StoredBox(self.columns.tensor(number), self.paths, self.rank)
 
 
 class StoredBoxes(Mapping[Key, tuple[StoredBox, ...]]):
@@ -160,9 +161,12 @@ def index_from(excerpt: Excerpt) -> StoredIndex:
     digests = numpy.frombuffer(excerpt.digests, numpy.uint8).reshape(-1, DIGEST_BYTES)
     boxes = columns_from(frame_of(tensors, {}), _unpacked(excerpt.table).reshape(2, -1))
     columns = IndexColumns(boxes, Chunks(ends, stops, places, offsets, digests))
-    return StoredIndex(
-        excerpt.rank, excerpt.generation, excerpt.header_bytes, excerpt.header_digest, excerpt.objects, columns
-    )
+    head = excerpt.rank, excerpt.generation, excerpt.header_bytes, excerpt.header_digest, excerpt.objects
+    return StoredIndex(*head, _paths(excerpt.objects), columns)
+
+
+def _paths(objects: Sequence[ObjectReference]) -> tuple[str, ...]:
+    return tuple(generation_path(one.generation, one.name) for one in objects)
 
 
 def _packed(numbers: Table) -> bytes:
