@@ -159,6 +159,32 @@ def test_the_settings_of_each_stages_optimizer_are_compared_and_restored_on_its_
     assert job(storage, stages(0.1, 0.3), rate, permit=[sp.permit("opt.lr", keep="saved")]) == [0.1, 0.2]
 
 
+def dropping(*rates: float) -> Build:
+    """Return what gives rank r stage r, and a dropout of its rate, which is no part of any state."""
+
+    def build(rank: int) -> dict[str, object]:
+        model = Stage(f"layer{rank}")
+        model.drop = torch.nn.Dropout(rates[rank])
+        return {"model": model}
+
+    return build
+
+
+def test_the_structure_of_each_stage_is_compared_with_what_it_was_on_its_rank(job: Job) -> None:
+    """Spec: F7.8"""
+    storage = MemoryStorage()
+    assert job(storage, dropping(0.1, 0.2), save) == [None, None]
+    for report in job(storage, dropping(0.1, 0.2), restored):
+        assert report.step == 1 and told(report, "model.structure") == set()
+    for rates, rank in (((0.1, 0.3), 1), ((0.3, 0.2), 0)):
+        errors = job(storage, dropping(*rates), restored)
+        assert [type(one) for one in errors] == [sp.ContractError] * 2
+        subjects = [(one.word, one.subject) for one in errors[0].differences]
+        assert subjects == [("model.structure", f"structure of 'model' (rank {rank})")]
+    for report in job(storage, dropping(0.1, 0.3), restored, permit=["model.structure"]):
+        assert [one.level for one in report.reasons if one.word == "model.structure"] == ["same_data"]
+
+
 def test_the_settings_of_an_optimizer_that_only_one_rank_has_are_compared_there(job: Job) -> None:
     """Spec: F7.8"""
 

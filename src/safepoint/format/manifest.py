@@ -53,6 +53,7 @@ class RankConditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     ranks: tuple[Count, ...]
     environment: dict[str, str | None] = {}
+    structure: dict[str, str | None] = {}
     configuration: dict[str, dict[str, Any] | None] = {}
     datasets: dict[str, Any] = {}
     global_batch: Count | msgspec.UnsetType | None = msgspec.UNSET

@@ -8,6 +8,7 @@ Spec: F7.8.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ def _with(saved: Conditions, own: RankConditions) -> Conditions:
     return msgspec.structs.replace(
         saved,
         environment=_overlaid(saved.environment, own.environment),
+        structure=_overlaid(saved.structure, own.structure),
         configuration=_overlaid(saved.configuration, own.configuration),
         datasets=_overlaid(saved.datasets, own.datasets),
         global_batch=saved.global_batch if own.global_batch is msgspec.UNSET else own.global_batch,
@@ -61,6 +63,7 @@ def _nearest(wholes: Sequence[Conditions], current: Conditions) -> Conditions:
     return msgspec.structs.replace(
         wholes[0],
         environment=_nearest_texts([one.environment for one in wholes], current.environment),
+        structure=_nearest_values([one.structure for one in wholes], current.structure, operator.eq),
         configuration=_nearest_values([one.configuration for one in wholes], current.configuration, _is_set_alike),
         datasets=_nearest_values([one.datasets for one in wholes], current.datasets, _is_equal),
         global_batch=current.global_batch if current.global_batch in batches else next(iter(batches), None),

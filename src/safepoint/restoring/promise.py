@@ -127,9 +127,6 @@ def _reasons(
     told = {reason.word for reason in judged.reasons}
     # Where an item's own differences are listed, that its structure is another one says nothing more.
     listed = {reason.word.split(".")[0] for reason in matched.reasons if "." in reason.word}
-    if saved.manifest.world_size == conditions.world_size:
-        # Of an item whose parts lie on ranks of their own, the manifest knows the structure of one of them.
-        listed |= saved.divided
     general = {f"{name}.{what}" for name in listed for what in ("structure", "parameters")}
     found = [reason for reason in judged.reasons if reason.word not in general]
     return [*found, *(reason for reason in reasons if reason.word not in told)]

@@ -163,11 +163,9 @@ def settled(
     reasons = _joined([{**one.reasons, **uneven} for one in said])
     if len({one.epoch_end_due for one in said}) > 1 and "epoch_end" not in reasons:
         reasons["epoch_end"] = "saved when only some ranks had come to the end of their epoch"
-    structure = {name: text for one in reversed(said) for name, text in one.structure.items()}
     merged = msgspec.structs.replace(
         snapshot.conditions,
         accumulation=max((one.accumulation for one in said if one.accumulation is not None), default=None),
-        structure={**snapshot.conditions.structure, **structure},
         counts=counts,
         reasons=reasons,
     )

@@ -1,4 +1,4 @@
-"""What the conditions of ranks say that may be each rank's own: where they run, and how their parts were set up.
+"""What the conditions of ranks say that may be each rank's own: where they run, what their parts are, how they are set.
 
 The manifest holds rank 0's. What other ranks have otherwise stands beside it, once for all ranks that have the same.
 A rank whose conditions are rank 0's by their digest says nothing of them.
@@ -21,6 +21,7 @@ class OwnConditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hold the conditions of a rank that may be its own."""
 
     environment: dict[str, str]
+    structure: dict[str, str]
     configuration: dict[str, dict[str, Any]]
     datasets: dict[str, Any]
     global_batch: int | None
@@ -28,7 +29,13 @@ class OwnConditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def own_of(conditions: Conditions) -> OwnConditions:
     """Return what may be a rank's own in its conditions."""
-    return OwnConditions(conditions.environment, conditions.configuration, conditions.datasets, conditions.global_batch)
+    return OwnConditions(
+        environment=conditions.environment,
+        structure=conditions.structure,
+        configuration=conditions.configuration,
+        datasets=conditions.datasets,
+        global_batch=conditions.global_batch,
+    )
 
 
 def digest_of(own: OwnConditions) -> str:
@@ -64,6 +71,7 @@ def _difference(first: OwnConditions, own: OwnConditions) -> RankConditions:
     return RankConditions(
         ranks=(),
         environment=_others(first.environment, own.environment),
+        structure=_others(first.structure, own.structure),
         configuration=_others(first.configuration, own.configuration),
         datasets=_others(first.datasets, own.datasets),
         global_batch=msgspec.UNSET if own.global_batch == first.global_batch else own.global_batch,

@@ -73,6 +73,7 @@ def test_each_rank_finds_its_own_conditions_again_and_equal_ones_stand_there_onc
         RankConditions(
             (1, 2),
             {"gpu": None},
+            {"early": None, "late": "bb"},
             {"early": None, "late": optimizer(0.2)},
             {"data": encode_plain({"length": 10})},
             8,
@@ -84,6 +85,7 @@ def test_each_rank_finds_its_own_conditions_again_and_equal_ones_stand_there_onc
         found = compared_with(msgspec.structs.replace(conditions, world_size=WORLD), own, rank=rank)
         assert (found.environment, found.configuration) == (own.environment, own.configuration)
         assert (found.datasets, found.global_batch) == (own.datasets, own.global_batch)
+        assert found.structure == own.structure
 
 
 def test_on_another_number_of_ranks_the_nearest_of_all_is_compared() -> None:
@@ -96,6 +98,7 @@ def test_on_another_number_of_ranks_the_nearest_of_all_is_compared() -> None:
     assert now(environment={"threads": "4", "gpu": "B"}).environment == {"threads": "4", "gpu": "B"}
     assert now(environment={"threads": "4"}).environment == {"threads": "4"}
     assert now(environment={"threads": "4", "gpu": "C"}).environment == {"threads": "4", "gpu": "A or absent or B"}
+    assert now(structure={"early": "bb"}).structure == {"early": "aa", "late": "bb"}
     assert now().configuration == {"early": optimizer(0.1), "late": optimizer(0.2)}
     assert (now(global_batch=16).global_batch, now(global_batch=8).global_batch) == (8, 8)
 
