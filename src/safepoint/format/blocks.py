@@ -203,3 +203,11 @@ def _check_alike(tensor: HeldTensor, first: HeldTensor, rank: int, holder: int) 
             expected=f"{expected[0]} of shape {expected[1]}, as on rank {holder}",
             found=f"{found[0]} of shape {found[1]} on rank {rank}",
         )
+    if tensor.is_leaders != first.is_leaders:
+        leaders, other = (rank, holder) if tensor.is_leaders else (holder, rank)
+        raise CorruptionError(
+            "ranks do not agree whether a buffer is the leader's, as one that a data-parallel wrapper hands out is",
+            where=f"{tensor.item}/{tensor.name}",
+            expected=f"the leader's, as on rank {leaders}",
+            found=f"each rank's on rank {other}",
+        )

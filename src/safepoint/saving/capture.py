@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from safepoint.contract import Reason
+from safepoint.errors import RequestError
 from safepoint.format.manifest import Conditions, ProgressRecord
 from safepoint.progress import Consumed
 from safepoint.state.item import Item, Preparing
@@ -40,9 +41,26 @@ def capture(items: Sequence[Item]) -> tuple[SnapshotItem, ...]:
     not leave the modules of this rank in another form than those of the others.
 
     Raises:
-        RequestError: A value cannot be stored; named by its path.
+        RequestError: A value cannot be stored, or a tensor's name is no text; named by its path.
     """
     for item in items:
         if isinstance(item, Preparing):
             item.prepare()
-    return tuple(capture_item(item) for item in items)
+    captured = tuple(capture_item(item) for item in items)
+    for one in captured:
+        for tensor in one.tensors:
+            _check_text(tensor.spec.name, one.name)
+    return captured
+
+
+def _check_text(name: str, item: str) -> None:
+    if name.isascii():
+        return
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        raise RequestError(
+            "a tensor's name is not Unicode text",
+            where=f"{item}/{ascii(name)[1:-1][:200]}",
+            found=ascii(exc.object[exc.start]),
+        ) from exc

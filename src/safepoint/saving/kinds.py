@@ -52,6 +52,8 @@ def find_kind(
         unlike = _unlike(states)
     elif kind == found == "replicated":
         unlike = _unlike(trees) or _unlike(names)
+    if kind == "replicated":
+        unlike = unlike or [rank for rank in range(len(layouts)) if rank not in states]
     # An optimizer that has made no step has nothing that could be in parts.
     is_bare = bool(names) and not any(names.values())
     contradicts = {

@@ -114,6 +114,44 @@ def test_ranks_that_hold_other_values_or_tensors_are_not_replicas(
     assert len(manifests(job.storage)) == 1
 
 
+@pytest.mark.parametrize("type_name", ["plain", "module"])
+def test_what_only_some_ranks_have_is_no_replica_on_all(type_name: str) -> None:
+    """Spec: F7.6"""
+    job = Ranks(WORLD)
+
+    def act(rank: Rank) -> SafepointError | None:
+        held = Held("table", type_name, 1, [box("w", weights_at(5), 0, len(weights_at(5)))])
+        other = Held("other", "plain", 1)
+        return failure(rank, held if rank.thread.rank == 0 else other, {"table": "replicated"})
+
+    errors = [outcome.returned() for outcome in job.run(act)]
+    assert manifests(job.storage) == [] and same([str(error) for error in errors])
+    assert isinstance(errors[0], AbortedError) and errors[0].where == "table"
+    assert "another state on rank 1, 2 than on rank 0" in str(errors[0])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_do_not_agree_whose_a_buffer_is_save_nothing(rank: int) -> None:
+    """Spec: C5.4"""
+    job = Ranks(2)
+
+    def act(one: Rank) -> SafepointError | None:
+        number = one.thread.rank
+        tensors = [box("b", weights_at(5), 0, len(weights_at(5)), is_leaders=number == rank)]
+        return failure(one, Held("table", "module", 1, tensors), {})
+
+    errors = [outcome.returned() for outcome in job.run(act)]
+    assert manifests(job.storage) == [] and same([str(error) for error in errors])
+    assert isinstance(errors[0], AbortedError) and errors[0].where == "table/b"
+    assert f"as on rank {rank}" in str(errors[0]) and f"on rank {1 - rank}" in str(errors[0])
+
+
+def test_a_tensor_whose_name_is_no_text_is_refused_by_its_path() -> None:
+    held = Held("table", "plain", 1, [box("a/\ud800b", weights_at(5), 0, len(weights_at(5)))])
+    with pytest.raises(RequestError, match=r"not Unicode text.*table/a/\\ud800b"):
+        capture([held])  # type: ignore[list-item]
+
+
 def test_an_optimizer_that_has_made_no_step_is_no_contradiction_to_parts() -> None:
     """Spec: F7.6"""
     job = Ranks(WORLD)
