@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import safepoint as sp
+from safepoint.data import ResumableLoader
 
 
 class Deaf:
@@ -77,6 +78,20 @@ def test_an_iterable_that_takes_its_state_when_it_is_next_iterated_is_noted_and_
     assert len(report.notes) == 1 and "meter" in report.notes[0] and report.notes[0] in str(report)
     assert next(iter(lazy)) == 9
     manager.close()
+
+
+def test_a_loader_that_goes_on_by_other_settings_is_noted_as_what_it_is_and_not_as_a_fault(tmp_path: Path) -> None:
+    def manager_of(batch_size: int) -> sp.CheckpointManager:
+        loader = ResumableLoader(range(24), batch_size, seed=0)  # type: ignore[arg-type]
+        contract = sp.Contract("approximate", permit={"global_batch"})
+        return sp.CheckpointManager(tmp_path, {"data": loader}, contract=contract)
+
+    with manager_of(2) as manager:
+        manager.restore()
+        manager.save()
+    with manager_of(4) as manager:
+        notes = manager.restore().notes
+    assert notes == ("data: has taken its state, and tells it by the settings and ranks of this job",)
 
 
 class Vandal:

@@ -50,11 +50,11 @@ class Keeping(Protocol):
 
 @runtime_checkable
 class Forgiving(Protocol):
-    """An item that may differ from what it was given although all is well."""
+    """An item that may tell another state than it was given although all is well."""
 
     @property
-    def may_differ(self) -> bool:
-        """Return whether it may."""
+    def why_else(self) -> str:
+        """Return why, for people; empty where it may not."""
 
 
 def read_back(
@@ -98,10 +98,11 @@ def read_back(
         if found is None:
             equal += 1
         elif item.type == _USERS_OWN:
-            text = "its state_dict() differs from what its load_state_dict() was given"
-            if isinstance(item, Forgiving) and item.may_differ:
-                notes.append(f"{item.name}: {text}")
+            why_else = item.why_else if isinstance(item, Forgiving) else ""
+            if why_else:
+                notes.append(f"{item.name}: {why_else}")
             else:
+                text = "its state_dict() differs from what its load_state_dict() was given"
                 reasons.append(Reason(f"{item.name}.state", "approximate", f"{item.name}: {text}", "", ""))
         else:
             raise InternalError(

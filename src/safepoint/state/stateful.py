@@ -67,13 +67,15 @@ class StatefulItem:
         return self._name
 
     @property
-    def may_differ(self) -> bool:
-        """Return whether `state_dict()` may differ from what was just loaded although all is well.
+    def why_else(self) -> str:
+        """Return why `state_dict()` may tell another state than was just loaded although all is well; else nothing.
 
         Foreign loaders take a state when they are next iterated. An object that tells differences of its own has been
         asked; what it had handed out ahead, for one, it hands out again.
         """
-        return hasattr(self._stateful, "__iter__") or isinstance(self._stateful, Comparing)
+        if isinstance(self._stateful, Comparing):
+            return "has taken its state, and tells it by the settings and ranks of this job"
+        return "takes its state when it is next iterated" if hasattr(self._stateful, "__iter__") else ""
 
     def capture(self) -> CapturedItem:
         """Return the class and what `state_dict()` returns."""
