@@ -29,7 +29,7 @@ from safepoint.restoring.find import Needed, Task, Wanted, lacking, wanted_by
 from safepoint.restoring.stored import Excerpt, StoredBoxes, excerpt_of, index_from
 from safepoint.restoring.together import Ranks
 from safepoint.restoring.union import Union, union_of_trees
-from safepoint.restoring.validate import Common, Own, SavedState, check_headers, index_references, state_of
+from safepoint.restoring.validate import Common, Own, SavedState, check_headers, index_references, owned_items, state_of
 from safepoint.restoring.whole import Whole, whole_of
 from safepoint.state.item import TensorSpec, TensorTarget
 from safepoint.storage.base import Storage
@@ -115,7 +115,7 @@ def deal_boxes(ranks: Ranks, saved: SavedState, targets: Targets) -> SavedState:
     own: list[Wanted] = []
 
     def wants() -> list[Wanted]:
-        own.extend(lacking(wanted_by(saved, targets), share))
+        own.extend(lacking(wanted_by(saved, targets), share, owned_items(saved.manifest)))
         return own
 
     def found(parts: list[list[Wanted]]) -> bool:
@@ -215,9 +215,10 @@ def _own(manifest: Manifest, share: Share, common: Mapping[str, Common], rank: i
 
 def _boxes_of(saved: SavedState, indexes: Sequence[Any], ranks: Ranks) -> StoredBoxes:
     manifest = saved.manifest
-    per_rank = frozenset(name for name, summary in manifest.items.items() if summary.kind == "per_rank")
     specs = {name: item.specs for name, item in saved.items.items()}
-    return StoredBoxes(specs, indexes, per_rank, ranks.rank if manifest.world_size == ranks.world_size else None)
+    return StoredBoxes(
+        specs, indexes, owned_items(manifest), ranks.rank if manifest.world_size == ranks.world_size else None
+    )
 
 
 def _excerpts(share: Share, tasks: Sequence[Task]) -> dict[str, list[Excerpt]]:

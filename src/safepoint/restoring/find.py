@@ -17,7 +17,7 @@ from safepoint.format.manifest import Manifest
 from safepoint.restoring.examine import Share, share_of
 from safepoint.restoring.overlaps import find_overlaps
 from safepoint.restoring.plan import target_boxes
-from safepoint.restoring.validate import SavedState
+from safepoint.restoring.validate import SavedState, owned_items
 from safepoint.restoring.whole import Whole
 from safepoint.state.item import TensorTarget
 
@@ -56,12 +56,18 @@ def wanted_by(saved: SavedState, targets: Targets) -> Columns:
     return columns_from(frame_of(tuple(held), {}), numpy.array([offsets, shapes], numpy.int64))
 
 
-def lacking(wanted: Columns, share: Share) -> list[Wanted]:
-    """Return the boxes that the indexes which a rank has read do not hold wholly, as its message; empty for none."""
+def lacking(wanted: Columns, share: Share, per_rank: frozenset[str]) -> list[Wanted]:
+    """Return the boxes that the indexes which a rank has read do not hold wholly, as its message; empty for none.
+
+    Args:
+        wanted: What the rank's targets take.
+        share: What it has read.
+        per_rank: Items of which each rank has its own, and of which nothing is wanted.
+    """
     tensors, ends = wanted.frame.tensors, wanted.frame.ends
     held = numpy.zeros(len(tensors), numpy.int64)
     boxes = [Columns(one.boxes.frame, one.boxes.table, f"index {one.rank}") for one in share.indexes]
-    for found in find_overlaps(boxes, [wanted], frozenset()):
+    for found in find_overlaps(boxes, [wanted], per_rank):
         numpy.add.at(held, found.other_places, found.counts)
     begins = [end - len(tensor.global_shape) for tensor, end in zip(tensors, ends, strict=True)]
     lengths = wanted.table[1].tolist()
@@ -88,11 +94,10 @@ class Needed:
         self.is_any = bool(wanted)
         if not wanted:
             return
-        per_rank = frozenset(name for name, summary in manifest.items.items() if summary.kind == "per_rank")
         reader = ColumnsReader()
         others = [reader.decode(one.columns, digest=one.digest, where="what a rank wants") for one in wanted.values()]
         numbers: dict[tuple[int, int], list[Table]] = {}
-        for found in find_overlaps(whole.boxes, others, per_rank):
+        for found in find_overlaps(whole.boxes, others, owned_items(manifest)):
             order = numpy.lexsort((found.others, found.layouts))
             layouts, names = found.layouts[order], found.others[order]
             bounds = numpy.flatnonzero((numpy.diff(layouts) != 0) | (numpy.diff(names) != 0)) + 1

@@ -249,6 +249,11 @@ def check_headers(storage: Storage, saved: SavedState, paths: Collection[str] | 
                 )
 
 
+def owned_items(manifest: Manifest) -> frozenset[str]:
+    """Return the items of which each rank has its own."""
+    return frozenset(name for name, summary in manifest.items.items() if summary.kind == "per_rank")
+
+
 def _is_owned(name: str, summary: ItemSummary, manifest: Manifest) -> bool:
     """Return whether a state belongs to the ranks that saved it, and to no others.
 

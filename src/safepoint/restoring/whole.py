@@ -15,7 +15,7 @@ from safepoint.format.columns import Columns, ColumnsReader, HeldTensor
 from safepoint.format.manifest import Manifest
 from safepoint.format.state_digest import joint_digest
 from safepoint.restoring.examine import ItemReport, Report, Share, check_whole_of
-from safepoint.restoring.validate import check_objects, contradiction, references_of
+from safepoint.restoring.validate import check_objects, contradiction, owned_items, references_of
 from safepoint.state.item import TensorSpec
 
 
@@ -50,7 +50,7 @@ def whole_of(manifest: Manifest, share: Share, reports: Sequence[Report]) -> Who
     references = references_of(manifest)
     for named in dict.fromkeys(report.objects for report in reports):
         check_objects(manifest, references, named)
-    per_rank = frozenset(name for name, summary in manifest.items.items() if summary.kind == "per_rank")
+    per_rank = owned_items(manifest)
     items = _items(manifest, reports)
     boxes = _boxes(manifest, share, reports)
     specs = _specs(manifest, boxes, per_rank)

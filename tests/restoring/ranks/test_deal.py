@@ -93,3 +93,24 @@ def test_a_rank_that_needs_one_of_many_boxes_hears_of_no_other(heard: Counter[in
     little = Part("model", {NAMES[0]: [BoxMemory((8,), (2,), 4)]})
     start([view, View(view.storage), View(view.storage)], [{"model": one} for one in (whole, whole, little)])
     assert heard[2] < heard[1] / 3
+
+
+def test_tensors_of_ranks_own_items_may_have_other_shapes_on_each_whoever_reads_them() -> None:
+    """Spec: C11.6"""
+    storage = MemoryStorage()
+    begin(storage)
+    ranks = [
+        {
+            "model": {"w": Values("float32", (2,), bytes(8 * [rank]), (8,), (2 * rank,))},
+            "own": {"state": Values("float32", (rank + 1,), bytes(4 * (rank + 1)))},
+        }
+        for rank in range(4)
+    ]
+    trees = [{"own": encode_plain(rank), **({"model": encode_plain(1)} if rank == 0 else {})} for rank in range(4)]
+    kinds = {"model": "sharded", "own": "per_rank"}
+    chain = read_lineage(storage).chain
+    write_generation(storage, 1, chain=chain, ranks=ranks, plain_of_ranks=trees, kinds=kinds)
+    parts = [Part("model", {"w": [BoxMemory((4 * rank,), (4,), 4)]}) for rank in range(2)]
+    start([storage] * 2, [{"model": one} for one in parts]).reports()
+    expected = [[bytes(8 * [first] + 8 * [first + 1])] for first in (0, 2)]
+    assert [one.reads("w") for one in parts] == expected
