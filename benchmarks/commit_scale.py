@@ -1,4 +1,4 @@
-"""How does the work of one save, of the leader and of each rank, grow with the number of ranks?
+"""How does the work of one save and of one restore, of the leader and of each rank, grow with the number of ranks?
 
 Every rank holds its rows of each of 1,000 tensors, as fully sharded data parallel jobs do, so no two layouts are equal.
 The messages of the ranks are made and decoded by the package itself, and wait on a board in memory. The leader runs in
@@ -7,7 +7,9 @@ receives the ballots, checks them, looks at every object 64 at a time, and publi
 storage is memory; each look at an object sleeps, and nothing else does. `first` is a job's first save, to which every
 layout is new; `next` the save after it. Peak memory is that of the process, with all messages.
 
-    python benchmarks/commit_scale.py [--ranks 8,512,16384] [--stat-ms 1]
+What the same ranks stored is then restored by as many: see `harness/scaled_restore.py`.
+
+    python benchmarks/commit_scale.py [--ranks 8,512,16384] [--alone 8,512] [--stat-ms 1] [--read-ms 5]
 
 To make the messages of 16,384 ranks takes some minutes, which no rank and no leader of a job spends.
 """
@@ -16,20 +18,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from harness import scaled_restore
 from harness.machine import describe
+from harness.played import PlayedBoard, Posted, child, exponents
 from safepoint.ambient import SystemAmbient
 from safepoint.format.ballot import Ballot
 from safepoint.format.columns import encode_columns
@@ -40,7 +41,6 @@ from safepoint.format.names import MANIFEST, data_name, generation_path, index_n
 from safepoint.format.records import LineageLink
 from safepoint.group.board_group import BoardGroup
 from safepoint.joining.claim import claim_incarnation
-from safepoint.saving import plan
 from safepoint.saving.alike import said_by
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.commit import settle
@@ -49,6 +49,7 @@ from safepoint.saving.describe import Place
 from safepoint.saving.form import form_of
 from safepoint.saving.increment import full
 from safepoint.saving.layout import columns_of, cut_digest, layout_of
+from safepoint.saving.own_conditions import digest_of, own_of
 from safepoint.saving.plan import Agreed, Planner
 from safepoint.saving.stage import ImageOrigin
 from safepoint.saving.vote import vote
@@ -93,59 +94,6 @@ def ballot_of(run: str, rank: int, world_size: int, layout: str, generation: str
     return Ballot(run, generation, 1, rank, world_size, layout, objects, shares={"model": digest_bytes(b"%d" % rank)})
 
 
-class Posted:
-    """Hold the messages of one exchange, one after another in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def write(self, messages: Iterator[bytes]) -> None:
-        """Store the messages."""
-        with self._path.open("wb") as file:
-            for message in messages:
-                file.write(len(message).to_bytes(4, "big") + message)
-
-    def read(self) -> list[bytes]:
-        """Return the messages."""
-        data, place, found = self._path.read_bytes(), 0, []
-        while place < len(data):
-            end = place + 4 + int.from_bytes(data[place : place + 4], "big")
-            found.append(data[place + 4 : end])
-            place = end
-        return found
-
-
-@dataclass
-class PlayedBoard:
-    """Be the leader's board, on which the messages of all other ranks lie already, and count what the leader says."""
-
-    waiting: dict[str, list[bytes]] = field(default_factory=dict)
-    posts: int = 0
-    posted_bytes: int = 0
-    parts: dict[str, bytes] = field(default_factory=dict)
-
-    def post(self, key: str, message: bytes, *, limit_s: float) -> None:
-        self.posts += 1
-        self.posted_bytes += len(message)
-        if "/part/" in key:
-            self.parts[key] = message
-
-    def take(self, keys: Sequence[str], *, limit_s: float) -> dict[str, bytes]:
-        topic = keys[0].rpartition("/")[0]
-        kind = next(kind for kind in self.waiting if topic.endswith(kind))
-        messages = self.waiting[kind]
-        return {key: messages[int(key.rpartition("/")[2])] for key in keys}
-
-    def look(self, key: str, *, limit_s: float) -> bytes | None:
-        return None
-
-    def remove(self, keys: Sequence[str], *, limit_s: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class SlowStorage(MemoryStorage):
     """Answer for objects that all ranks stored, each time after a sleep."""
 
@@ -177,14 +125,22 @@ def prepare(world_size: int, folder: Path) -> dict[str, Any]:
         return result
 
     offers, layouts, ballots = [], [], []
+    leaders = digest_of(own_of(snapshot_of(0, world_size, 1).conditions))
     for rank in range(world_size):
         snapshot = snapshot_of(rank, world_size, 1)
         layout, _ = timed("layout_of", lambda: layout_of(snapshot.items))  # noqa: B023 (called at once)
         columns = timed("columns_of", lambda: columns_of(layout))  # noqa: B023
         layouts.append(timed("encode_layout", lambda: encode_columns(columns)))  # noqa: B023
         stored = timed("digest_of_what_is_stored", lambda: cut_digest(layout.boxes))  # noqa: B023
-        offered = {"model": plan._ItemOffer("module", digest_bytes(b"tree"), "", "Shard(0)")}
-        offers.append(msgspec.msgpack.encode(plan._Offer(1, columns.digest, "", offered, said_by(snapshot))))
+        offered = {"model": ["module", digest_bytes(b"tree"), "", "Shard(0)"]}
+        offer = {
+            "step": 1,
+            "layout": columns.digest,
+            "division": "",
+            "items": offered,
+            "said": said_by(snapshot, leaders=leaders),
+        }
+        offers.append(msgspec.msgpack.encode(offer))
         ballot = ballot_of("", rank, world_size, stored, GENERATIONS[0])
         ballots.append(timed("encode_ballot", lambda: msgspec.json.encode(ballot)))  # noqa: B023
     for name, messages in (("offers", offers), ("layouts", layouts), ("ballots", ballots)):
@@ -198,27 +154,25 @@ def prepare(world_size: int, folder: Path) -> dict[str, Any]:
 
 def lead(world_size: int, folder: Path, stat_s: float) -> dict[str, Any]:
     """Save twice as the leader, and return what each part took and what it weighed."""
-    ambient, storage, board = SystemAmbient(), SlowStorage(stat_s), PlayedBoard()
+    waiting: dict[str, list[bytes]] = {}
+    ambient, storage = SystemAmbient(), SlowStorage(stat_s)
+    board = PlayedBoard(lambda topic: next(messages for kind, messages in waiting.items() if topic.endswith(kind)))
     storage.make_root()
     claim = claim_incarnation(storage, ambient, world_size=world_size, versions={})
     group = BoardGroup(board, rank=0, world_size=world_size, ambient=ambient)
     planner = Planner(group, deadline_s=DEADLINE_S, compares_every=0)
     context = SaveContext(storage, group, ambient, claim, (LineageLink(1, None, 0),), DEADLINE_S, planner)
     layouts = Posted(folder / "layouts").read()
-    offers = [msgspec.msgpack.decode(one, type=plan._Offer) for one in Posted(folder / "offers").read()]
+    offers = [msgspec.msgpack.decode(one) for one in Posted(folder / "offers").read()]
     ballots = [msgspec.json.decode(one, type=Ballot) for one in Posted(folder / "ballots").read()]
     known = ""
     found: dict[str, Any] = {}
     for name, step, generation in zip(("first", "next"), (1, 2), GENERATIONS, strict=True):
-        told = [msgspec.structs.replace(one, step=step, division=known) for one in offers]
+        told = [{**one, "step": step, "division": known} for one in offers]
         voted = [_of(one, claim.run, generation) for one in ballots]
-        board.waiting = {
-            "/offers/parts": [msgspec.msgpack.encode(one) for one in told],
-            "/layouts/parts": layouts,
-            "/ballot": [msgspec.json.encode(one) for one in voted],
-        }
-        for kind in ("/offers/parts", "/layouts/parts"):
-            board.waiting[kind] = [b"v" + message for message in board.waiting[kind]]
+        waiting["/offers/parts"] = [b"v" + msgspec.msgpack.encode(one) for one in told]
+        waiting["/layouts/parts"] = [b"v" + message for message in layouts]
+        waiting["/ballot"] = [msgspec.json.encode(one) for one in voted]
         del told, voted
         board.posts = board.posted_bytes = storage.looks = 0
         found[name] = _save(context, board, ballots[0], world_size, step, generation)
@@ -267,51 +221,64 @@ def _save(
     }
 
 
-def exponents(sizes: Sequence[int], values: Sequence[float]) -> list[float]:
-    """Return how a value grows from one size to the next: 1 is in proportion."""
-    pairs = zip(zip(sizes, values, strict=True), zip(sizes[1:], values[1:], strict=True), strict=False)
-    return [round(math.log(after / before) / math.log(more / fewer), 2) for (fewer, before), (more, after) in pairs]
-
-
-def child(*arguments: str) -> dict[str, Any]:
-    """Run a part of this in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
-
-
 def main() -> None:
     """Measure each number of ranks, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", default="8,128,1024", help="numbers of ranks")
     parser.add_argument("--stat-ms", type=float, default=1.0, help="the sleep of each look at an object")
+    parser.add_argument("--read-ms", type=float, default=5.0, help="the sleep of each read of an index or a manifest")
+    parser.add_argument("--alone", default="8,512", help="of these numbers, those that one process restores as well")
     parser.add_argument("--folder", type=Path, help="where the messages of the ranks are, or shall be")
-    parser.add_argument("--part", choices=["prepare", "lead"])
+    parser.add_argument("--part", choices=["prepare", "lead", *scaled_restore.PARTS])
     options = parser.parse_args()
     sizes = [int(size) for size in options.ranks.split(",")]
+    stat_s, read_s = options.stat_ms / 1e3, options.read_ms / 1e3
+    if options.part in scaled_restore.PARTS:
+        print(json.dumps(scaled_restore.PARTS[options.part](sizes[0], options.folder, stat_s, read_s)))
+        return
     if options.part:
-        act = prepare if options.part == "prepare" else lambda size, folder: lead(size, folder, options.stat_ms / 1e3)
+        act = prepare if options.part == "prepare" else lambda size, folder: lead(size, folder, stat_s)
         print(json.dumps(act(sizes[0], options.folder)))
         return
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for size in sizes:
             folder = (options.folder or Path(temporary)) / str(size)
-            kept = folder / "rank.json"
-            if not kept.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                kept.write_text(json.dumps(child("--part", "prepare", "--ranks", str(size), "--folder", str(folder))))
-            part = ("--part", "lead", "--ranks", str(size), "--folder", str(folder), "--stat-ms", str(options.stat_ms))
-            found[str(size)] = {"leader": child(*part), "rank": json.loads(kept.read_text())}
+            folder.mkdir(parents=True, exist_ok=True)
+            common = ("--ranks", str(size), "--folder", str(folder))
+            common += ("--stat-ms", str(options.stat_ms), "--read-ms", str(options.read_ms))
+            kept = {part: folder / f"{part}.json" for part in ("prepare", "prepare_restore")}
+            for part, path in kept.items():
+                if not path.exists():
+                    path.write_text(json.dumps(child(__file__, "--part", part, *common)))
+            found[str(size)] = {
+                "leader": child(__file__, "--part", "lead", *common),
+                "rank": json.loads(kept["prepare"].read_text()),
+                "restore": {
+                    "leader": child(__file__, "--part", "lead_restore", *common),
+                    "rank": child(__file__, "--part", "rank_restore", *common),
+                },
+            }
+            if str(size) in options.alone.split(","):
+                found[str(size)]["restore"]["alone"] = child(__file__, "--part", "alone_restore", *common)
     growth = {
         f"{save}.{what}": exponents(sizes, [found[str(size)]["leader"][save][what] for size in sizes])
         for save in ("first", "next")
         for what in ("seconds", "seconds_of_processor")
     }
+    for who in ("leader", "rank"):
+        values = [found[str(size)]["restore"][who]["seconds"] for size in sizes]
+        growth[f"restore.{who}.seconds"] = exponents(sizes, values)
     print(
         json.dumps(
             {
                 "question": __doc__.splitlines()[0],
-                "simulated": {"boxes_per_rank": BOXES, "stat_ms": options.stat_ms, "stats_at_once": 64},
+                "simulated": {
+                    "boxes_per_rank": BOXES,
+                    "stat_ms": options.stat_ms,
+                    "stats_at_once": 64,
+                    "read_ms": options.read_ms,
+                },
                 "by_ranks": found,
                 "growth_exponents": growth,
                 "machine": describe(Path.cwd()),
