@@ -65,6 +65,15 @@ def test_a_failure_of_reading_ahead_is_nobodys_and_ends_it() -> None:
     assert len(storage.calls) == 1
 
 
+def test_where_no_thread_is_to_be_had_nothing_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with Ahead(Asked(), "f") as ahead:
+        assert ahead.end() == {"f": 0}
+
+
 def test_a_storage_that_cannot_foresee_is_left_alone() -> None:
     assert not isinstance(MemoryStorage(), Foreseeing)
     with Ahead(MemoryStorage(), "f") as ahead:

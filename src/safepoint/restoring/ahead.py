@@ -9,6 +9,7 @@ Spec: C11.1.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from types import TracebackType
 
@@ -39,10 +40,11 @@ class Ahead:
 
     def __enter__(self) -> Ahead:
         if isinstance(self._storage, Foreseeing):
-            self._thread = threading.Thread(
-                target=self._ask, args=(self._storage,), name="safepoint-ahead", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._ask, args=(self._storage,), name="safepoint-ahead", daemon=True)
+            # At a limit of the system nothing is read ahead, and all is restored.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
         return self
 
     def __exit__(
