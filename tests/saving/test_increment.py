@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +14,7 @@ from safepoint.faults.storage import FaultyStorage
 from safepoint.format.digest import digest_bytes
 from safepoint.format.extent import split_rows
 from safepoint.format.index import ObjectReference
-from safepoint.saving import form
+from safepoint.saving import form, increment
 from safepoint.saving.form import FileForm, form_of
 from safepoint.saving.increment import Base, Increment, StoredChunk, find_kept, full, without_kept
 from safepoint.saving.layout import LayoutBox
@@ -100,6 +101,16 @@ def test_a_source_that_cannot_be_read_in_part_is_written_whole(monkeypatch: pyte
     whole = forms(monkeypatch)
     assert find_kept(whole, [BytesSource(DATA)], base_of(0, 1, 3)) == full(whole)
     assert find_kept(whole, [BytesSource(DATA)], base_of(0, 1, 2, 3)).referenced_bytes == 40
+
+
+def test_where_no_thread_is_to_be_had_all_is_digested_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(increment, "_TASK_BYTES", 10)
+    found = find_kept(forms(monkeypatch), [BytesSource(DATA)], base_of(0, 1, 2, 3))
+    assert found.referenced_bytes == 40
 
 
 def test_what_is_written_of_a_file_lies_without_a_hole(monkeypatch: pytest.MonkeyPatch) -> None:

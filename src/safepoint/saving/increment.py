@@ -239,8 +239,13 @@ def _digests(views: Sequence[tuple[int, memoryview]]) -> dict[int, str]:
         size_bytes += len(view)
     if len(tasks) == 1:
         return dict(_digested(tasks[0]))
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="safepoint-digest") as pool:
-        return {number: digest for task in pool.map(_digested, tasks) for number, digest in task}
+    try:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="safepoint-digest") as pool:
+            found = list(pool.map(_digested, tasks))
+    except RuntimeError:
+        # At a limit of the system, or at the end of the interpreter, a save is made all the same.
+        found = [_digested(task) for task in tasks]
+    return {number: digest for task in found for number, digest in task}
 
 
 def _digested(views: Iterable[tuple[int, memoryview]]) -> list[tuple[int, str]]:
