@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
 
 from safepoint.errors import AbortedError
 from safepoint.format.extent import Box, check_tiling
-from safepoint.saving.divide import Division
+from safepoint.saving.divide import Division, divide_alone
 from safepoint.saving.divide import divide as divide_columns
+from safepoint.saving.form import boxes_digest
 from safepoint.saving.layout import Layout, LayoutBox, columns_of, cut_digest
 from safepoint.saving.parts import PartMessage, RankPart, Share, decode_part, written
 
@@ -204,3 +205,24 @@ def test_a_part_of_boxes_or_rows_that_a_rank_does_not_hold_is_refused_before_it_
     message = msgspec.msgpack.encode(PartMessage(wholes, cuts, ()))
     with pytest.raises(AbortedError, match=found):
         decode_part(message, layout(plain("w", 4)), where="rank 0")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_process_alone_is_dealt_what_one_of_several_would_be(seed: int) -> None:
+    rng = random.Random(seed)
+    boxes = [
+        plain(f"n{number}", *(rng.randrange(4) for _ in range(rng.randrange(3))), item=rng.choice("ab"))
+        for number in range(rng.randrange(8))
+    ]
+    held = layout(*boxes, *[rows("cut", (5, 2), 0, 2), rows("cut", (5, 2), 2, 5)] * (seed % 2))
+
+    division, part = divide_alone(held)
+
+    general = divide([held], NOBODY_S_OWN)
+    assert part == general.parts[0]
+    assert division == replace(general.division, digests=(boxes_digest(general.planned[0]),))
+
+
+def test_one_process_that_holds_less_than_a_tensor_cannot_save_it() -> None:
+    with pytest.raises(AbortedError, match="do not make a whole"):
+        divide_alone(layout(plain("whole", 2), rows("cut", (5, 2), 0, 2)))

@@ -104,7 +104,7 @@ class Sight:
         storage_bytes = tensor.untyped_storage().nbytes()
         is_conj = shown[0].is_complex and tensor.is_conj()
         place = (tensor.data_ptr(), tensor.storage_offset(), storage_bytes, tensor.stride())
-        holder = "parameter" if kind is torch.nn.Parameter else container_of(tensor)
+        holder = kind if kind is torch.nn.Parameter or not tensor.__dict__ else container_of(tensor)
         self.facts.append((holder, shown, place, tensor.is_neg(), is_conj))
         self.tensors.append(tensor)
         if not shown[3]:
