@@ -119,38 +119,52 @@ def targets_of(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
 
 
 def prepare_restore(world_size: int, folder: Path, stat_s: float, read_s: float) -> dict[str, Any]:
-    """Make the manifest, and the report of each rank.
+    """Make the manifest, and the report of each rank."""
+    objects: list[ObjectReference] = []
+    shares: list[str] = []
+
+    def reports() -> Iterator[bytes]:
+        for listed, share, report in told_by(range(world_size), world_size):
+            objects.extend(listed)
+            shares.append(share)
+            yield report
+
+    Posted(folder / "reports").write(reports())
+    write_manifest(world_size, folder, objects, shares)
+    return {"objects": len(objects)}
+
+
+def write_manifest(world_size: int, folder: Path, objects: list[ObjectReference], shares: list[str]) -> None:
+    """Write the manifest of what ranks listed."""
+    digest = joint_digest("module", shares)
+    (folder / "manifest").write_bytes(seal(manifest_of(world_size, summary_of(world_size, digest), tuple(objects))))
+
+
+def summary_of(world_size: int, digest: str) -> ItemSummary:
+    """Return what the manifest says of the one item."""
+    return ItemSummary("module", "sharded", BOXES, BOXES * BOX_BYTES * world_size, digest)
+
+
+def told_by(ranks: range, world_size: int) -> Iterator[tuple[list[ObjectReference], str, bytes]]:
+    """Yield the objects of each rank, its share in the item's digest, and its report.
 
     Only indexes that are read later are written out for their sizes and digests: those of some ranks, or all for one
     process that reads all.
     """
-    objects: list[ObjectReference] = []
-    shares: list[str] = []
-    reader, summary = IndexReader(), ItemSummary("module", "sharded", BOXES, BOXES * BOX_BYTES * world_size, "0" * 32)
-    draft = manifest_of(world_size, summary, ())
-
-    def reports() -> Iterator[bytes]:
-        for rank in range(world_size):
-            index = index_of(rank, world_size)
-            text = seal(index) if world_size <= MOST_ALONE or rank in sampled(world_size) else b""
-            reference = ObjectReference(GENERATION, index_name(rank, world_size), len(text), digest_bytes(text))
-            objects.extend((*index.objects, reference))
-            share = rank_share(None, index.tensors, tree_of=None, boxes_of=None)
-            own, common = (
-                rank_share((index.items["model"].plain,), (), tree_of=of, boxes_of=None) if index.items else NOTHING
-                for of in (rank, None)
-            )
-            shares.append(add_digests((share, common)))
-            stored = StoredIndex.of(index, reader.columns_of(index))
-            trees = {"model": {rank: index.items["model"].plain}} if index.items else {}
-            found = {"model": ItemReport(len(index.items), share, own, common)}
-            report = Share((stored,), trees, index.objects, found).report(draft, with_boxes=rank != 0)
-            yield msgspec.msgpack.encode(report)
-
-    Posted(folder / "reports").write(reports())
-    summary = msgspec.structs.replace(summary, digest=joint_digest("module", shares))
-    (folder / "manifest").write_bytes(seal(manifest_of(world_size, summary, tuple(objects))))
-    return {"objects": len(objects)}
+    reader, draft = IndexReader(), manifest_of(world_size, summary_of(world_size, NOTHING), ())
+    for rank in ranks:
+        index = index_of(rank, world_size)
+        text = seal(index) if world_size <= MOST_ALONE or rank in sampled(world_size) else b""
+        reference = ObjectReference(GENERATION, index_name(rank, world_size), len(text), digest_bytes(text))
+        share, own, common = rank_share(None, index.tensors, tree_of=None, boxes_of=None), NOTHING, NOTHING
+        if index.items:
+            tree = (index.items["model"].plain,)
+            own, common = (rank_share(tree, (), tree_of=of, boxes_of=None) for of in (rank, None))
+        stored = StoredIndex.of(index, reader.columns_of(index))
+        trees = {"model": {rank: index.items["model"].plain}} if index.items else {}
+        found = {"model": ItemReport(len(index.items), share, own, common)}
+        report = Share((stored,), trees, index.objects, found).report(draft, with_boxes=rank != 0)
+        yield [*index.objects, reference], add_digests((share, common)), msgspec.msgpack.encode(report)
 
 
 def sampled(world_size: int) -> range:
