@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from safepoint.boundary import Boundary
 from safepoint.collector import collector_at_rest
@@ -56,7 +57,7 @@ class DueSaves:
         self._session = session
         self._probe = probe
         self._stop = stop
-        self._is_held = False
+        self._is_held = self._is_prepared = False
         self._afterwards = Afterwards(with_tensors=True)
         self.closes_epochs = self.saves_on_exception = False
         self.metrics: Mapping[str, float] = {}
@@ -68,6 +69,9 @@ class DueSaves:
         Raises:
             SystemExit: The run stops here, or should have stopped.
         """
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._saver.prepare(self._monitor.owned_bytes(world_size=self._saver.world_size))
         self._stop.end_if_ignored()
         self._is_held = self._boundary.progress.epoch_end_due
         if not self._is_held or self._saver.is_asked:
@@ -117,6 +121,23 @@ class DueSaves:
             self._circumstances.watch_afterwards()
         return handle
 
+    def end(self, *, is_joined: bool) -> None:
+        """Make the save that is due at the end, wait for the one in flight, and raise what is owed."""
+        if is_joined and not self._boundary.open_because():
+            self.make(is_explicit=True)
+        self._saver.raise_owed(waits=True, is_explicit=True)
+        self._saver.give_up_deferred()
+
+    def end_after(self, error: BaseException, *, is_usable: bool) -> None:
+        """Wait for the save in flight, and make a last one where that is asked for; what fails is logged."""
+        try:
+            self._saver.raise_owed(waits=True, is_explicit=True)
+            if is_usable:
+                self.save_after(error)
+        except SafepointError as failure:
+            # The exception of the training is the one to be seen.
+            _log.error("a save failed while another error ended the training: %s", failure)
+
     def save_after(self, error: BaseException) -> None:
         """Save the boundary once more to which an exception of the training has come, where that is asked for and safe.
 
@@ -158,7 +179,7 @@ class DueSaves:
 
     def _unsafe_because(self) -> str:
         """Return why the live state may not be that of the boundary, or cannot be saved here; empty where it can."""
-        if not self._saver.is_alone:
+        if self._saver.world_size > 1:
             return "an exception is that of one rank, and the others do not come to a save"
         if self._boundary.goes_on:
             return self._boundary.open_because() or "an optimizer has stepped since the boundary"
@@ -172,7 +193,8 @@ class DueSaves:
         self._check_nothing_is_late("a checkpoint is about to be made")
         self._monitor.check_not_moved(self._boundary.progress.step)
         numbers = None if self._probe is None else self._probe.measure()
-        return self._circumstances.snapshot(metrics=self.metrics, probe=numbers)
+        taken = self._circumstances.snapshot(metrics=self.metrics, probe=numbers)
+        return replace(taken, owned=self._monitor.owned())
 
     def _show_totals(self, snapshot: Snapshot) -> None:
         self._boundary.show_totals(samples=snapshot.progress.samples, tokens=snapshot.progress.tokens)

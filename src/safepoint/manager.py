@@ -6,7 +6,6 @@ when it is time; `close()` waits and raises what is owed. The phases themselves 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
@@ -19,7 +18,7 @@ from safepoint.conditions import Circumstances, as_numbers
 from safepoint.contract import Contract
 from safepoint.due import DueSaves
 from safepoint.enrolment import enrol
-from safepoint.errors import RequestError, SafepointError
+from safepoint.errors import RequestError
 from safepoint.evidence import Evidence, watched_url
 from safepoint.format.plain import encode_plain
 from safepoint.group.torch_store import find_group
@@ -35,7 +34,15 @@ from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
-from safepoint.settings import check_kinds, check_switches, check_values, compared_every, full_every, read_back_of
+from safepoint.settings import (
+    check_kinds,
+    check_switches,
+    check_values,
+    compared_every,
+    full_every,
+    read_back_of,
+    staging_of,
+)
 from safepoint.signals import DEFAULT_SIGNALS, Signals
 from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe, as_probe
@@ -49,8 +56,6 @@ from safepoint.storage.url import open_storage
 # How long the leader waits at the end for ranks that may still read its last word.
 FAREWELL_S = 10.0
 
-_log = logging.getLogger(__name__)
-
 
 class CheckpointManager:
     """Save and restore one training run.
@@ -62,7 +67,9 @@ class CheckpointManager:
         contract: What a restore must keep, and which changes it accepts.
         save: When `after_update` saves; None saves only on `save()`.
         keep: Which checkpoints stay; None keeps all.
-        background: Write while training goes on; the copy is made at the boundary in any case.
+        background: Write while training goes on. What only an optimizer's step changes is copied behind the loop.
+        staging_memory: The most bytes, from 32 MiB on, that a background save copies into; of a larger state it blocks.
+        copy_behind: Whether anything is copied behind the loop at all; else all of it at the boundary.
         incremental: Write what has changed since the last save, and refer to the rest where it lies. Of so many saves
             one is full; True stands for 16.
         config: The user's own settings, a plain value; a restore compares them.
@@ -98,6 +105,8 @@ class CheckpointManager:
         save: Schedule | None = None,
         keep: Keep | None = None,
         background: bool = False,
+        staging_memory: int | None = None,
+        copy_behind: bool = True,
         incremental: bool | int = False,
         config: object = None,
         accumulation: int | None = None,
@@ -117,7 +126,7 @@ class CheckpointManager:
     ) -> None:
         check_values(state, accumulation, deadline_s=deadline_s, restore_deadline_s=restore_deadline_s)
         check_kinds(contract=contract, save=save, keep=keep, signals=signals, on_exception=on_exception)
-        check_switches(background=background, takeover=takeover, restart=restart)
+        check_switches(background=background, copy_behind=copy_behind, takeover=takeover, restart=restart)
         compares_every = compared_every(agreement, on_disagreement)
         self._ambient = ambient = ambient or SystemAmbient()
         self._storage = storage or open_storage(watched_url(url, ambient))
@@ -132,7 +141,7 @@ class CheckpointManager:
             self._ambient,
             schedule=save or Schedule(),
             keep=keep,
-            background=background,
+            background=background and staging_of(staging_memory, copies_behind=copy_behind),
             full_every=full_every(incremental),
             deadline_s=deadline_s,
             evidence=self._evidence,
@@ -141,12 +150,12 @@ class CheckpointManager:
             stop=self._stop,
         )
         self._ranks = Ranks(group, deadline_s=restore_deadline_s, silence_s=max(deadline_s, SHORTEST_SILENCE_S))
-        self._placement, self._monitor = StreamPlacement(), StepMonitor(registry.optimizers)
-        self._boundary = boundary = Boundary(self._monitor, world_size=ranks)
-        self._circumstances = circumstances = Circumstances(
+        self._placement, self._monitor = StreamPlacement(), (steps := StepMonitor(registry.optimizers))
+        self._boundary = boundary = Boundary(steps, world_size=ranks)
+        self._circumstances = facts = Circumstances(
             registry, boundary, contract, world_size=ranks, config=plain, accumulation=accumulation, ambient=ambient
         )
-        self._membership = membership = Membership(
+        self._membership = members = Membership(
             self._storage,
             self._ambient,
             group=group,
@@ -155,10 +164,8 @@ class CheckpointManager:
             restart=restart,
             deadline_s=deadline_s,
         )
-        find, placement, monitor = membership.require, self._placement, self._monitor
-        self._due = DueSaves(boundary, circumstances, saver, placement, monitor, find, self._probe, self._stop)
-        self._due.saves_on_exception = on_exception == "save"
-        self._begin(state, deadline_s)
+        self._due = DueSaves(boundary, facts, saver, self._placement, steps, members.require, self._probe, self._stop)
+        self._begin(state, deadline_s, saves_on_exception=on_exception == "save")
 
     @property
     def progress(self) -> Progress:
@@ -329,10 +336,7 @@ class CheckpointManager:
     def close(self) -> None:
         """Make a save that is still due, wait for the one in flight, raise what is owed, and let the run go."""
         try:
-            if self._membership.is_joined and not self._boundary.open_because():
-                self._due.make(is_explicit=True)
-            self._saver.raise_owed(waits=True, is_explicit=True)
-            self._saver.give_up_deferred()
+            self._due.end(is_joined=self._membership.is_joined)
             self._evidence.tell("closed")
         finally:
             self._release()
@@ -348,23 +352,19 @@ class CheckpointManager:
             self.close()
             return
         try:
-            self._saver.raise_owed(waits=True, is_explicit=True)
-            if self._membership.is_joined and not self._membership.unusable:
-                self._due.save_after(error)
-        except SafepointError as failure:
-            # The exception of the training is the one to be seen.
-            _log.error("a save failed while another error ended the training: %s", failure)
+            self._due.end_after(error, is_usable=self._membership.is_joined and not self._membership.unusable)
         finally:
             self._release()
 
-    def _begin(self, state: Mapping[str, object], deadline_s: float) -> None:
+    def _begin(self, state: Mapping[str, object], deadline_s: float, *, saves_on_exception: bool) -> None:
         """Take the items in; where that fails, all that was begun is let go."""
+        self._due.saves_on_exception = saves_on_exception
         due, saver, membership, placement = self._due, self._saver, self._membership, self._placement
-        circumstances, boundary = self._circumstances, self._boundary
+        facts, boundary = self._circumstances, self._boundary
         self._restoration = Restoration(
-            self._storage, self._ranks, membership, circumstances, boundary, due, saver, placement, self._context
+            self._storage, self._ranks, membership, facts, boundary, due, saver, placement, self._context
         )
-        self._monitor.guard(due.before_step)
+        self._monitor.guard(due.before_step, barrier=saver.behind.wait)
         try:
             self._enrol(state)
             self._stop.listen(deadline_s=deadline_s)

@@ -2,11 +2,13 @@
 
 The policy for a save that failed on schedule: warn, keep the older checkpoints, raise at the third in a row. A fenced
 start, a torn snapshot, a bug, an explicit `save()`, `wait()` and `close()` always raise. Retention runs after a
-committed save and never after a failed one.
+committed save and never after a failed one: beside the training where much may have to be deleted, and the next save
+waits for it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import warnings
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from safepoint.ambient import Ambient
+from safepoint.behind import Behind
 from safepoint.errors import (
     AbortedError,
     FencedError,
@@ -30,13 +33,14 @@ from safepoint.group.base import Group
 from safepoint.joining.follower import RankSession
 from safepoint.retention.policy import Keep
 from safepoint.retention.retain import retain
-from safepoint.saving.background import BackgroundSaver, SaveHandle
+from safepoint.saving.background import BackgroundSaver, SaveHandle, mark_begun, tidy
 from safepoint.saving.capture import Snapshot
-from safepoint.saving.context import SaveContext, SaveResult, StagedSave, Workspace
+from safepoint.saving.context import SaveContext, SaveResult, StagedSave, Staging
 from safepoint.saving.increment import Increments
 from safepoint.saving.plan import Planner
 from safepoint.saving.save import begin, finish
 from safepoint.schedule import DueClock, Schedule
+from safepoint.state.item import Owned
 from safepoint.stats import Costs, Running
 from safepoint.stop import Stop
 from safepoint.storage.base import Storage
@@ -45,6 +49,8 @@ TOLERATED_FAILURES = 2
 _LONGEST_SWEEP_S = 1800.0
 # A leader that shows no sign of life for so long while it deletes is not waited for.
 _SHORTEST_SILENCE_S = 30.0
+# To delete a file of this size may take as long as many steps.
+_LARGE_BYTES = 64 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +61,7 @@ class Saver:
     Args:
         schedule: When a save is due.
         keep: Which checkpoints stay; None keeps all.
-        background: Whether the second half of a save runs beside the training.
+        background: Whether the second half of a save runs beside the training, and with which memory.
         full_every: Of so many saves one refers to no earlier one.
         deadline_s: How long a save waits for other ranks.
         evidence: Told each phase and each commit.
@@ -72,7 +78,7 @@ class Saver:
         *,
         schedule: Schedule,
         keep: Keep | None,
-        background: bool,
+        background: bool | Staging,
         full_every: int = 1,
         deadline_s: float,
         evidence: Evidence,
@@ -90,10 +96,11 @@ class Saver:
         self._due = DueClock(schedule, self._stop, group, ambient, deadline_s=deadline_s)
         self._refuses_difference = refuses_difference
         self._keep = keep
-        self._is_background = background
+        self._is_background = bool(background)
+        self._staging = background if isinstance(background, Staging) else Staging()
         self._deadline_s = deadline_s
         self._evidence = evidence
-        self._workspace = Workspace(increments=Increments(full_every))
+        self._workspace = self._staging.workspace(Increments(full_every))
         self._thread = BackgroundSaver(ambient)
         self._failures = 0
         self._unmet = ""
@@ -103,6 +110,7 @@ class Saver:
         self._was_due = False
         self.committed_step: int | None = None
         self.costs = Costs(ambient)
+        self.behind = Behind(ambient, self.costs)
         # When the save in flight began, and how long the last committed one took.
         self._began_s = self._took_s = 0.0
 
@@ -116,9 +124,9 @@ class Saver:
         return self._deferred
 
     @property
-    def is_alone(self) -> bool:
-        """Return whether there are no other ranks."""
-        return self._group.world_size == 1
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return self._group.world_size
 
     @property
     def is_saving(self) -> bool:
@@ -189,6 +197,11 @@ class Saver:
         with self.costs.blocked() as running:
             self._save(session, snapshot, handle, running, on_agreed)
 
+    def prepare(self, size_bytes: int) -> None:
+        """Have memory ready for a copy of this size, if one is going to be made."""
+        if self._is_background and size_bytes <= self._workspace.most_bytes:
+            self._workspace.buffer.prepare(size_bytes)
+
     def _save(
         self,
         session: RankSession,
@@ -203,6 +216,7 @@ class Saver:
             # This save is not made, and somebody may wait for it.
             handle.run(functools.partial(_raise, exc))
             raise
+        self.behind.leave()
         context = SaveContext(
             storage=self._storage,
             group=self._group,
@@ -218,11 +232,12 @@ class Saver:
         )
 
         self._began_s = self._ambient.monotonic()
+        mark_begun(handle)
 
         def counted() -> Snapshot:
             taken = snapshot()
             self.begin_at(taken.progress.step)
-            return taken
+            return taken if self._staging.copies_behind else dataclasses.replace(taken, owned=Owned())
 
         try:
             staged = begin(context, counted, copies=self._is_background)
@@ -232,13 +247,27 @@ class Saver:
                 raise
             self._own_up(handle, is_explicit=handle.is_explicit)
             return
+        work = functools.partial(self._finish, context, session, staged, running)
+        then = functools.partial(self._tidy, session, staged.generation, staged.plan.step)
         if self._is_background:
-            handle.mark_staged()
-            self._thread.launch(handle, lambda: self._finish(context, session, staged, running))
+            copying = staged.copying
+            if copying is not None:
+                self.behind.follow(copying, running)
+            self._thread.launch(handle, work, then)
+            staged.origin.leave_boundary()
+            if copying is None:
+                handle.mark_staged()
+            else:
+                copying.when_complete(handle.mark_staged)
             return
-        handle.run(lambda: self._finish(context, session, staged, running))
+        handle.run(work)
         handle.mark_staged()
+        is_large = handle.result is not None and handle.result.size_bytes >= _LARGE_BYTES
+        if not is_large:
+            tidy(handle, then)
         self._own_up(handle, is_explicit=handle.is_explicit)
+        if is_large:
+            self._thread.follow(handle, then)
 
     def raise_owed(self, *, waits: bool, deadline_s: float | None = None, is_explicit: bool = False) -> None:
         """Raise or warn about the failure of a background save that has ended; by the policy, unless explicit.
@@ -290,9 +319,12 @@ class Saver:
         self.costs.note(running, result)
         if self._group.rank == 0:
             session.journal.event("committed", generation=result.generation, step=result.step)
-        self._retain_together(session, result.generation)
-        self._evidence.tell("committed", step=result.step, generation=result.generation)
         return result
+
+    def _tidy(self, session: RankSession, generation: str, step: int) -> None:
+        """Do what follows a committed save."""
+        self._retain_together(session, generation)
+        self._evidence.tell("committed", step=step, generation=generation)
 
     def _retain_together(self, session: RankSession, generation: str) -> None:
         """Delete on the leader, while the other ranks wait here and not in a collective, which has a time-out."""

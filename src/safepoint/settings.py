@@ -9,6 +9,8 @@ from safepoint.contract import Contract
 from safepoint.errors import RequestError
 from safepoint.restoring.match import Choice
 from safepoint.retention.policy import Keep
+from safepoint.saving.context import Staging
+from safepoint.saving.ring import SMALLEST_BYTES
 from safepoint.schedule import Schedule
 from safepoint.signals import Signals
 
@@ -67,6 +69,13 @@ def full_every(incremental: object) -> int:
     if type(incremental) is not int or incremental < 1:
         raise _wrong("incremental", "True, False, or of how many saves one is full", incremental)
     return incremental
+
+
+def staging_of(staging_memory: object, *, copies_behind: bool) -> Staging:
+    """Return which memory saves beside the training use, or raise `RequestError` for a bound that is none."""
+    if staging_memory is not None and (type(staging_memory) is not int or staging_memory < SMALLEST_BYTES):
+        raise _wrong("staging_memory", f"bytes, at least {SMALLEST_BYTES}, or None", staging_memory)
+    return Staging(staging_memory, copies_behind)
 
 
 def compared_every(agreement: object, on_disagreement: object) -> int:

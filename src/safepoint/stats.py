@@ -22,9 +22,10 @@ _KEPT_STEPS = 4096
 class SaveCost:
     """Tell what one committed save cost.
 
-    `blocked_s` is how long the training stood still for it, the wait for the save before it included. `total_s` is from
-    its beginning until it was committed. `phases_s` are the seconds of each phase, `size_bytes` what all ranks wrote,
-    and `referenced_bytes` what they left where it lay, as in `SaveResult`.
+    `blocked_s` is how long the training stood still for it: in the call, the wait for the save before it included, and
+    before an optimizer's step, until the copy was complete. `total_s` is from its beginning until it was committed.
+    `phases_s` are the seconds of each phase, `size_bytes` what all ranks wrote, and `referenced_bytes` what they left
+    where it lay, as in `SaveResult`.
     """
 
     step: int
@@ -110,6 +111,15 @@ class Costs:
             yield running
         finally:
             running.blocked_s = self._ambient.monotonic() - running.began_s
+
+    @contextmanager
+    def blocked_once_more(self, running: Running) -> Iterator[None]:
+        """Count the time of this block as well as one for which a save holds the training up."""
+        began_s = self._ambient.monotonic()
+        try:
+            yield
+        finally:
+            running.blocked_s = (running.blocked_s or 0.0) + self._ambient.monotonic() - began_s
 
     def note(self, running: Running, result: SaveResult) -> None:
         """Keep a save that was committed; from any thread."""

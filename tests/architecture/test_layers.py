@@ -32,6 +32,7 @@ LAYERS = (
     ("joining", "passes"),
     ("saving", "restoring", "retention", "schedule", "planning", "boundary", "evidence", "checkpoints"),
     ("stats",),
+    ("behind",),
     ("saver", "conditions", "membership", "source"),
     ("due", "settings"),
     ("iteration", "enrolment", "restoration"),

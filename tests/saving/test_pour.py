@@ -15,11 +15,12 @@ from safepoint.errors import InternalError, RequestError, StorageError, TornSnap
 from safepoint.faults.script import Effect, Fault, FaultScript, SimulatedCrash
 from safepoint.faults.storage import FaultyStorage
 from safepoint.saving import conveyor
+from safepoint.saving.copying import Copying, Habits
 from safepoint.saving.form import FileForm, form_of
 from safepoint.saving.layout import LayoutBox
 from safepoint.saving.pour import Origin, pour
 from safepoint.saving.ring import LiveOrigin, Ring
-from safepoint.saving.stage import ImageOrigin, StagingBuffer, stage
+from safepoint.saving.stage import ImageOrigin, StagingBuffer
 from safepoint.state.item import Source
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage
@@ -116,7 +117,10 @@ def live(form: FileForm, sources: Sequence[Source]) -> Origin:
 
 
 def staged(form: FileForm, sources: Sequence[Source]) -> Origin:
-    return ImageOrigin(stage(form, sources, StagingBuffer()), piece_bytes=PIECE)
+    image = StagingBuffer().view(form.size_bytes)
+    copying = Copying(form, sources, image, owned=[False] * len(sources), habits=Habits())
+    copying.leave_boundary()
+    return ImageOrigin(image, copying, piece_bytes=PIECE)
 
 
 def expected_digests(form: FileForm, content: bytes) -> list[str]:
@@ -175,10 +179,10 @@ class Filling:
     """Count how much of the file the origin has filled."""
 
     piece_bytes = PIECE
-    depth = LiveOrigin.depth
 
     def __init__(self, inner: Origin) -> None:
         self._inner, self._filled, self._changed = inner, 0, threading.Condition()
+        self.depth = inner.depth
 
     def piece(self, begin: int, end: int) -> memoryview:
         return self._inner.piece(begin, end)

@@ -259,3 +259,46 @@ def test_a_save_that_can_have_no_thread_is_made_at_the_boundary(monkeypatch: pyt
     settle(job)
     assert newest_step(storage) == 40
     job.saver.close()
+
+
+class SlowToDelete:
+    """A storage that deletes nothing until its gate is opened."""
+
+    def __init__(self, inner: MemoryStorage) -> None:
+        self._inner, self.gate = inner, threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def delete(self, path: str) -> None:
+        assert self.gate.wait(60)
+        self._inner.delete(path)
+
+
+def test_the_loop_does_not_wait_for_the_deletion_of_large_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next save does, so that there is room for it."""
+    monkeypatch.setattr("safepoint.saver._LARGE_BYTES", 1)
+    storage, job = started()
+    job.live(20, 30)
+    job.saver._storage = slow = SlowToDelete(storage)  # type: ignore[assignment]
+    job.train_to(40)
+    assert job.save().committed
+    assert job.saver.is_saving
+    slow.gate.set()
+    job.train_to(50)
+    assert job.save().committed
+    settle(job)
+    assert len(storage.list("generations")) == 3
+    job.saver.close()
+
+
+def test_a_bug_in_what_follows_a_large_save_is_raised_at_the_next_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("safepoint.saver._LARGE_BYTES", 1)
+    _, job = started()
+    settle(job)
+    monkeypatch.setattr(job.saver, "_retain", lambda session: 1 / 0)
+    job.train_to(20)
+    assert job.save().committed
+    with pytest.raises(ZeroDivisionError):
+        settle(job)
+    job.saver.close()

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
@@ -34,6 +35,7 @@ class SaveHandle:
         self.is_explicit = is_explicit
         self.result: SaveResult | None = None
         self.error: BaseException | None = None
+        self._is_begun = False
         self._thread: threading.Thread | None = None
         self._staged = threading.Event()
         self._done = threading.Event()
@@ -61,7 +63,7 @@ class SaveHandle:
                 child that was forked off while it was in flight.
             SafepointError: It failed.
         """
-        if self.deferred and not self.staged and not self.done:
+        if self.deferred and not self._is_begun and not self.done:
             raise AbortedError("the save is made at a later boundary", found=self.deferred)
         has_ended = self._thread is not None and not self._thread.is_alive()
         if has_ended and not self.done:
@@ -99,27 +101,33 @@ class BackgroundSaver:
         self._thread: threading.Thread | None = None
         atexit.register(self._report_at_exit)
 
-    def launch(self, handle: SaveHandle, work: Callable[[], SaveResult]) -> None:
-        """Begin the second half of a save; the one before must have been settled.
+    def launch(self, handle: SaveHandle, work: Callable[[], SaveResult], then: Callable[[], None]) -> None:
+        """Begin the second half of a save, and what follows it; the one before must have been settled.
 
         Where no thread can be started (a limit of the system, the end of the interpreter), it is done before this
         returns.
         """
-        thread = threading.Thread(target=handle.run, args=(work,), name="safepoint-save", daemon=False)
+        self._start(handle, functools.partial(_run, handle, work, then))
+
+    def follow(self, handle: SaveHandle, then: Callable[[], None]) -> None:
+        """Begin what follows a save that was made at the boundary."""
+        self._start(handle, functools.partial(tidy, handle, then))
+
+    def _start(self, handle: SaveHandle, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name="safepoint-save", daemon=False)
+        self._handle, self._thread = handle, None
         try:
             thread.start()
         except RuntimeError as exc:
             _log.warning("a save could not have a thread of its own and is done at the boundary: %s", exc)
-            handle.run(work)
-            self._handle, self._thread = handle, None
+            target()
             return
-        handle._thread = thread
-        self._handle, self._thread = handle, thread
+        handle._thread = self._thread = thread
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a save is in flight."""
-        return self._handle is not None and not self._handle.done
+        """Return whether a save is in flight, or what follows it."""
+        return self._thread is not None and self._thread.is_alive()
 
     def settle(self, *, waits: bool, deadline_s: float | None = None) -> SaveHandle | None:
         """Return the save that has ended since the last call, once; None if there is none.
@@ -133,7 +141,7 @@ class BackgroundSaver:
         """
         self._leave_to_parent()
         handle, thread = self._handle, self._thread
-        if handle is None or not (waits or handle.done):
+        if handle is None or not (waits or (handle.done and not handle.committed) or not self.is_busy):
             return None
         if thread is not None:
             thread.join(deadline_s)
@@ -163,3 +171,23 @@ class BackgroundSaver:
         sys.stderr.flush()
         # An exception in an exit function does not change the exit code of the interpreter.
         os._exit(handle.error.exit_code if isinstance(handle.error, SafepointError) else 1)
+
+
+def mark_begun(handle: SaveHandle) -> None:
+    """Note that the boundary has come at which the save is made."""
+    handle._is_begun = True
+
+
+def tidy(handle: SaveHandle, work: Callable[[], None]) -> None:
+    """Do what follows a committed save; never raises. What fails is told as a failure of the save."""
+    if not handle.committed:
+        return
+    try:
+        work()
+    except BaseException as exc:  # noqa: BLE001 (the top of a thread hands everything on)
+        handle.error = exc
+
+
+def _run(handle: SaveHandle, work: Callable[[], SaveResult], then: Callable[[], None]) -> None:
+    handle.run(work)
+    tidy(handle, then)

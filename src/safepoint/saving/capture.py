@@ -10,7 +10,7 @@ from safepoint.contract import Reason
 from safepoint.errors import RequestError
 from safepoint.format.manifest import Conditions, ProgressRecord
 from safepoint.progress import Consumed
-from safepoint.state.item import Item, Preparing
+from safepoint.state.item import Item, Owned, Preparing
 from safepoint.state.snapshot import SnapshotItem, capture_item
 
 
@@ -19,7 +19,7 @@ class Snapshot:
     """Hold all that a generation will say of one boundary.
 
     `consumed` is what this rank counts for the totals, if it does; `accepts` says which differences its contract takes;
-    `kinds` are those that were declared, by item.
+    `kinds` are those that were declared, by item; `owned` is what optimizers change next.
     """
 
     progress: ProgressRecord
@@ -31,6 +31,7 @@ class Snapshot:
     consumed: Consumed | None = None
     accepts: Callable[[Reason], bool] = lambda reason: False
     kinds: Mapping[str, str] = field(default_factory=dict)
+    owned: Owned = field(default_factory=Owned)
 
 
 def capture(items: Sequence[Item]) -> tuple[SnapshotItem, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from safepoint.format.records import LineageLink
 from safepoint.group.base import Group
 from safepoint.joining.claim import Claim
 from safepoint.saving.capture import Snapshot
+from safepoint.saving.copying import Copying, Habits
 from safepoint.saving.describe import Place
 from safepoint.saving.divide import Division
 from safepoint.saving.form import FileForm, Forms
@@ -24,12 +26,35 @@ from safepoint.storage.base import Durability, Storage
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Keep what saves use one after the other: memory, what the last one's file looked like, and what it stored."""
+    """Keep what saves use one after the other: memory, what the last one's file looked like, and what it stored.
 
+    An image of more than `most_bytes` is not made: its file goes through the ring.
+    """
+
+    most_bytes: float = math.inf
     forms: Forms = field(default_factory=Forms)
     ring: Ring = field(default_factory=Ring)
     buffer: StagingBuffer = field(default_factory=StagingBuffer)
+    habits: Habits = field(default_factory=Habits)
     increments: Increments = field(default_factory=Increments)
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Say which memory saves beside the training may use.
+
+    `most_bytes` bounds the copy of the state; None for one of all of it. `copies_behind` tells whether what only an
+    optimizer's step changes may be copied after the boundary.
+    """
+
+    most_bytes: int | None = None
+    copies_behind: bool = True
+
+    def workspace(self, increments: Increments) -> Workspace:
+        """Return the workspace of the saves of one manager."""
+        if self.most_bytes is None:
+            return Workspace(increments=increments)
+        return Workspace(self.most_bytes, ring=Ring(size_bytes=self.most_bytes), increments=increments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +82,9 @@ class SaveContext:
 class StagedSave:
     """Hold a save of a boundary that all ranks have agreed on: what this rank writes, and where its bytes come from.
 
-    `form` is that of the file that is written; `increment` says what lies in ancestors' files. `division` is there on
-    the leader only; `noted` is the first entry of the plain trees that ranks hold differently.
+    `form` is that of the file that is written; `increment` says what lies in ancestors' files. `copying` is what live
+    memory is still needed for, beside the training. `division` is there on the leader only; `noted` is the first entry
+    of the plain trees that ranks hold differently.
     """
 
     plan: Plan
@@ -67,6 +93,7 @@ class StagedSave:
     form: FileForm
     increment: Increment
     origin: Origin
+    copying: Copying | None
     division: Division | None
     sums: tuple[ReplicaSums, ...]
     noted: str

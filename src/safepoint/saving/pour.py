@@ -37,6 +37,15 @@ class Origin(Protocol):
     def fill(self, view: memoryview) -> None:
         """Bring the next bytes of the file into this part of the piece, if they are not there."""
 
+    def leave_boundary(self) -> None:
+        """Return when the training may go on, beside the thread that fills; what optimizers own stays as it is."""
+
+    def settle(self) -> None:
+        """Return when all live memory may change."""
+
+    def end(self) -> None:
+        """Let go of whoever waits: nothing more is filled."""
+
 
 def pour(writer: ObjectWriter, form: FileForm, origin: Origin) -> list[str]:
     """Write a data file and make it durable; return the digests of its extents, the header's first.

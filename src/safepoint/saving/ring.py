@@ -6,14 +6,17 @@ Spec: F3.
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Iterator, Sequence
 
 from safepoint.errors import InternalError
 from safepoint.saving.form import Entry, FileForm
+from safepoint.saving.transfer import transfer
 from safepoint.state.item import Divisible, Source
 
 _PIECE_BYTES = 8 << 20
 _PIECE_COUNT = 4
+SMALLEST_BYTES = _PIECE_COUNT * _PIECE_BYTES
 
 
 class Ring:
@@ -21,17 +24,19 @@ class Ring:
 
     Args:
         piece_bytes: The size of each, a multiple of a page.
+        size_bytes: What they may take together; as little as is of use if absent.
     """
 
-    def __init__(self, *, piece_bytes: int = _PIECE_BYTES) -> None:
+    def __init__(self, *, piece_bytes: int = _PIECE_BYTES, size_bytes: int = 0) -> None:
         self.piece_bytes = piece_bytes
+        self.count = max(_PIECE_COUNT, size_bytes // piece_bytes)
         self._memory: mmap.mmap | None = None
 
     def piece(self, number: int, size_bytes: int) -> memoryview:
         """Return the piece that is used at this turn; the one of as many turns before as there are pieces is void."""
         if self._memory is None:
-            self._memory = mmap.mmap(-1, _PIECE_COUNT * self.piece_bytes)
-        begin = number % _PIECE_COUNT * self.piece_bytes
+            self._memory = mmap.mmap(-1, self.count * self.piece_bytes)
+        begin = number % self.count * self.piece_bytes
         return memoryview(self._memory)[begin : begin + size_bytes]
 
 
@@ -44,10 +49,9 @@ class LiveOrigin:
         ring: Where its bytes are brought together.
     """
 
-    depth = _PIECE_COUNT - 1
-
     def __init__(self, form: FileForm, sources: Sequence[Source], ring: Ring) -> None:
         self._ring = ring
+        self._is_read = threading.Event()
         self._parts = _parts(form, sources)
         self._part = memoryview(form.header)
 
@@ -55,6 +59,11 @@ class LiveOrigin:
     def piece_bytes(self) -> int:
         """Return the size of a piece of the ring."""
         return self._ring.piece_bytes
+
+    @property
+    def depth(self) -> int:
+        """Return all pieces but the one that is filled."""
+        return self._ring.count - 1
 
     def piece(self, begin: int, end: int) -> memoryview:
         """Return the next piece of the ring."""
@@ -69,12 +78,26 @@ class LiveOrigin:
         at = 0
         while at < len(view):
             size = min(len(view) - at, len(self._part))
-            view[at : at + size] = self._part[:size]
+            transfer(view[at : at + size], self._part[:size])
             self._part = self._part[size:]
             at += size
             # A tensor that was read to its end is looked at before its last bytes are handed on.
             while not self._part and (part := next(self._parts, None)) is not None:
                 self._part = part
+        if not self._part:
+            self._is_read.set()
+
+    def leave_boundary(self) -> None:
+        """Wait until all was read."""
+        self._is_read.wait()
+
+    def settle(self) -> None:
+        """Wait until all was read."""
+        self._is_read.wait()
+
+    def end(self) -> None:
+        """Let go of whoever waits."""
+        self._is_read.set()
 
 
 def _parts(form: FileForm, sources: Sequence[Source]) -> Iterator[memoryview]:

@@ -31,17 +31,18 @@ from safepoint.joining.claim import check_not_fenced, loss_of_run
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.commit import explained, settle
 from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
+from safepoint.saving.copying import Copying
 from safepoint.saving.describe import Place
 from safepoint.saving.entries import compare_entries
 from safepoint.saving.form import FileForm
 from safepoint.saving.increment import Increment, find_kept, full, without_kept
 from safepoint.saving.parts import written
-from safepoint.saving.pieces import ReplicaSums, sources_of, sum_replicas
+from safepoint.saving.pieces import ReplicaSums, owned_of, sources_of, sum_replicas
 from safepoint.saving.plan import UNKNOWN, Agreed, Plan
 from safepoint.saving.pour import Origin
 from safepoint.saving.ring import LiveOrigin
 from safepoint.saving.room import check_room
-from safepoint.saving.stage import ImageOrigin, stage
+from safepoint.saving.stage import ImageOrigin
 from safepoint.saving.vote import vote
 from safepoint.saving.write import Stored, discard, write
 from safepoint.state.item import Source
@@ -55,7 +56,9 @@ def begin(context: SaveContext, snapshot: Callable[[], Snapshot], *, copies: boo
     Args:
         context: What all saves share.
         snapshot: Captures this rank's state; called once, before any other rank is waited for.
-        copies: Whether live memory may change as soon as this returns; else it is read in `finish`.
+        copies: Whether the state is copied into an image: what an optimizer owns while `finish` runs, and until the
+            result's `copying` is settled it must not step; all else before this returns. Otherwise live memory is
+            read in `finish`.
 
     Raises:
         SafepointError: A rank could not capture its state, or the ranks do not fit each other; on all ranks.
@@ -80,7 +83,7 @@ def begin(context: SaveContext, snapshot: Callable[[], Snapshot], *, copies: boo
             clock.enter("compare")
             sums = sum_replicas(agreed.layout, agreed.tensors, agreed.part)
         clock.enter("stage")
-        form, increment, origin = _form_and_origin(context, agreed, clock, copies=copies)
+        form, increment, origin, copying = _prepare(context, agreed, clock, copies=copies)
     except Exception as exc:
         if context.group.world_size == 1:
             raise
@@ -94,6 +97,7 @@ def begin(context: SaveContext, snapshot: Callable[[], Snapshot], *, copies: boo
         form,
         increment,
         origin,
+        copying,
         agreed.division,
         sums,
         noted,
@@ -127,6 +131,8 @@ def finish(context: SaveContext, save: StagedSave) -> SaveResult:
     except OutcomeUnknownError:
         context.planner.note(save.generation, UNKNOWN)
         raise
+    finally:
+        save.origin.end()
     context.planner.note(save.generation, "committed")
     return result
 
@@ -183,31 +189,36 @@ def _open(context: SaveContext, generation: str) -> bytes:
     return b""
 
 
-def _form_and_origin(
+def _prepare(
     context: SaveContext, agreed: Agreed, clock: PhaseClock, *, copies: bool
-) -> tuple[FileForm, Increment, Origin]:
+) -> tuple[FileForm, Increment, Origin, Copying | None]:
     """Return what this rank's data file looks like, what lies elsewhere, and where the bytes come from.
 
-    They come from a copy, or from live memory.
+    They come from live memory, or from an image; of that, what must be copied at the boundary is copied here.
     """
-    boxes, is_alone = partial(written, agreed.layout, agreed.part), context.group.world_size == 1
-    form = context.workspace.forms.of(agreed.plan.division, boxes, is_alone=is_alone)
-    sources: Sequence[Source] = sources_of(agreed.layout, agreed.tensors, agreed.part)
+    layout, tensors, part, workspace = agreed.layout, agreed.tensors, agreed.part, context.workspace
+    is_alone = context.group.world_size == 1
+    form = workspace.forms.of(agreed.plan.division, partial(written, layout, part), is_alone=is_alone)
+    sources: Sequence[Source] = sources_of(layout, tensors, part)
+    owned = owned_of(layout, tensors, part, agreed.snapshot.owned) if copies else []
     increment = full(form)
-    base = context.workspace.increments.base(context.claim.incarnation)
+    base = workspace.increments.base(context.claim.incarnation)
     if base is not None:
         clock.enter("digest")
         increment = find_kept(form, sources, base)
         form, sources = without_kept(increment, sources)
+        # What is left lies in other boxes, and little of it is worth looking for whose they are.
+        owned = [False] * len(sources)
         clock.enter("stage")
     all_ranks = agreed.division if increment.is_full else None
     group = context.group
     check_room(context.storage, form.size_bytes, division=all_ranks, rank=group.rank, world_size=group.world_size)
-    ring = context.workspace.ring
-    if copies:
-        image = stage(form, sources, context.workspace.buffer)
-        return form, increment, ImageOrigin(image, piece_bytes=ring.piece_bytes)
-    return form, increment, LiveOrigin(form, sources, ring)
+    if not copies or form.size_bytes > workspace.most_bytes:
+        return form, increment, LiveOrigin(form, sources, workspace.ring), None
+    image = workspace.buffer.view(form.size_bytes)
+    copying = Copying(form, sources, image, owned=owned, habits=workspace.habits, turn=workspace.buffer.turn)
+    copying.leave_boundary()
+    return form, increment, ImageOrigin(image, copying, piece_bytes=workspace.ring.piece_bytes), copying
 
 
 def _place(context: SaveContext, agreed: Agreed) -> Place:

@@ -1,6 +1,6 @@
-"""Stage: copy the state into memory of our own, laid out as the data file will lie on disk.
+"""Stage: give the state memory of our own, laid out as the data file will lie on disk.
 
-1. After this phase nothing of the checkpoint refers to live memory.
+1. What lies in the image of a file is written from there, and never copied again.
 2. One buffer serves all saves of a manager: it grows to the largest file and is used again.
 
 Spec: F3.
@@ -8,76 +8,107 @@ Spec: F3.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
-from collections.abc import Sequence
+import threading
 
-from safepoint.saving.form import ALIGNMENT_BYTES, FileForm
-from safepoint.state.item import Source
+from safepoint.saving.copying import Copying
+from safepoint.saving.form import ALIGNMENT_BYTES
+from safepoint.saving.transfer import address_of
 
-# Below this size, asking for a faster copy costs more than the copy.
-_SMALL_BYTES = 64 << 10
+# MADV_POPULATE_WRITE, since Linux 5.14.
+_POPULATE_WRITE = 23
+_TOUCHED_BYTES = 8 << 20
+# Less memory than this costs the first save nothing that is noticed.
+_SPARE_BYTES = 32 << 20
 
 
 class StagingBuffer:
-    """Keep page-aligned memory that grows to what is asked for and is reused; owned by one save at a time."""
+    """Keep page-aligned memory that grows to what is asked for and is reused; owned by one save at a time.
+
+    `turn` counts the uses.
+    """
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
+        self.turn = 0
 
     def view(self, size_bytes: int) -> memoryview:
         """Return writable memory of this size; its former content is void."""
+        self.turn += 1
         if self._memory is None or len(self._memory) < size_bytes:
             # The smaller one is let go first, so that there are never two.
             self._memory = None
             self._memory = mmap.mmap(-1, max(size_bytes, ALIGNMENT_BYTES))
         return memoryview(self._memory)[:size_bytes]
 
+    def prepare(self, size_bytes: int) -> None:
+        """Have the system give so much memory, in a thread: the first save then finds pages that are there.
+
+        Does nothing once there is any.
+        """
+        if self._memory is not None or size_bytes < _SPARE_BYTES:
+            return
+        # The file holds more than could be counted. What is never written to takes no memory.
+        self._memory = mmap.mmap(-1, size_bytes + size_bytes // 2)
+        # What is not there by the time of the first copy, the copy asks for itself.
+        thread = threading.Thread(target=_touch, args=(self._memory, size_bytes), name="safepoint-touch", daemon=True)
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+
 
 class ImageOrigin:
-    """Give the bytes of a data file from its image in memory.
+    """Give the bytes of a data file from its image in memory, as they get there.
 
     Args:
-        image: The whole file; it must stay as it is until the file is written.
+        image: The whole file.
+        copying: What brings the state into it.
         piece_bytes: How much is written at once.
     """
 
-    depth = 2
-
-    def __init__(self, image: memoryview, *, piece_bytes: int) -> None:
+    def __init__(self, image: memoryview, copying: Copying, *, piece_bytes: int) -> None:
         self.piece_bytes = piece_bytes
         self._image = image
+        self._copying = copying
+        self._end = 0
+
+    @property
+    def depth(self) -> int:
+        """Return the number of pieces: the copy never waits for the disk."""
+        return -(-len(self._image) // self.piece_bytes)
 
     def piece(self, begin: int, end: int) -> memoryview:
         """Return a part of the image."""
         return self._image[begin:end]
 
     def fill(self, view: memoryview) -> None:
-        """Do nothing: the bytes are there."""
+        """Have the next bytes copied, if they are not there.
+
+        Raises:
+            TornSnapshotError: The state changed before it was copied.
+        """
+        self._end += len(view)
+        self._copying.advance(self._end)
+
+    def leave_boundary(self) -> None:
+        """Return at once: what must not wait was copied before the image was given."""
+
+    def settle(self) -> None:
+        """Help to copy what is left, and wait for it."""
+        self._copying.settle()
+
+    def end(self) -> None:
+        """Let go of whoever waits for the copy."""
+        self._copying.end()
 
 
-def stage(form: FileForm, sources: Sequence[Source], buffer: StagingBuffer) -> memoryview:
-    """Return the image of a data file.
-
-    Args:
-        form: What the file looks like.
-        sources: Where its boxes come from, in the order in which the form was given them; they are read here.
-        buffer: Where to copy to; it must not be used until the image is done with.
-
-    Raises:
-        TornSnapshotError: A tensor was written to since the boundary.
-    """
-    image = buffer.view(form.size_bytes)
-    image[: len(form.header)] = form.header
-    for entry in form.entries:
-        end = entry.offset_bytes + entry.size_bytes
-        _copy(sources[entry.number], image[entry.offset_bytes : end])
-    return image
-
-
-def _copy(source: Source, room: memoryview) -> None:
-    memory = source.in_place() if len(room) <= _SMALL_BYTES else None
-    if memory is None:
-        source.copy_into(room)
-    else:
-        room[:] = memory
-        source.check()
+def _touch(memory: mmap.mmap, end: int) -> None:
+    """Have the system give all pages. No byte is written, so a save may use the memory meanwhile."""
+    madvise = ctypes.CDLL(None).madvise
+    base = address_of(memoryview(memory))
+    for begin in range(0, end, _TOUCHED_BYTES):
+        size = min(_TOUCHED_BYTES, end - begin)
+        # A system that knows no such request answers so, and gives pages when they are first written to.
+        if madvise(ctypes.c_void_p(base + begin), ctypes.c_size_t(size), _POPULATE_WRITE) != 0:
+            return

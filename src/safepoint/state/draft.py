@@ -15,8 +15,9 @@ import torch
 
 from safepoint.format.leaves import Open, OpenScalar
 from safepoint.format.stencil import Stencil, encode_text
+from safepoint.state.numbers import scalar_bytes
 from safepoint.state.shards import local_of
-from safepoint.state.tensors import dtype_name, scalar_bytes
+from safepoint.state.tensors import dtype_name
 
 # Values without parts, which may be one object in many places by chance.
 ATOMS: frozenset[type] = frozenset(

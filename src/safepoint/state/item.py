@@ -12,6 +12,7 @@ What there is one of for each tensor is a msgspec record: making a frozen datacl
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -47,6 +48,23 @@ class Place(msgspec.Struct, frozen=True):
 
     address: int
     writes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Name live host memory that holds a box's bytes just as they are stored, and keep it from being given back.
+
+    `keeper` is what keeps it; a tensor that is given other memory meanwhile leaves this one as it is.
+    """
+
+    address: int
+    keeper: object
+
+
+def holding(one: Any) -> Held | None:
+    """Return where the bytes of a source lie, if it tells, and they lie there as they are stored."""
+    held: Held | None = one.held() if hasattr(one, "held") else None
+    return held
 
 
 class Placed(Protocol):
@@ -165,6 +183,28 @@ class CapturedTensor(msgspec.Struct, frozen=True):
     spec: TensorSpec
     source: Source
     is_leaders: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Tell what belongs to optimizers that have stepped in the update just finished: it changes when they step again.
+
+    `optimizers` are their items; `begins` and `ends` the half-open ranges of addresses of their parameters, sorted.
+    """
+
+    optimizers: frozenset[str] = frozenset()
+    begins: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+
+    def has(self, item: str, name: str, source: Source) -> bool:
+        """Return whether a captured tensor is such a parameter, or the state of such an optimizer."""
+        if item in self.optimizers:
+            # The other tensors are options, which a schedule may set.
+            return name.startswith("state/")
+        if not self.begins or (held := holding(source)) is None:
+            return False
+        number = bisect.bisect_right(self.begins, held.address) - 1
+        return number >= 0 and held.address + source.nbytes <= self.ends[number]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from safepoint.format.plain import DtypeLeaf, ScalarLeaf, SizeLeaf, TensorLeaf
 from safepoint.state import shards, sparse
 from safepoint.state.draft import container_of
 from safepoint.state.item import TensorSpec, TensorTarget
+from safepoint.state.numbers import scalar_bytes, scalar_tensor
 from safepoint.state.rebuild import SPARSE_KEY
 from safepoint.state.tensors import (
     PLAIN_TYPES,
@@ -27,8 +28,6 @@ from safepoint.state.tensors import (
     dtype_name,
     dtype_of,
     is_distributed,
-    scalar_bytes,
-    scalar_tensor,
     write_into,
 )
 from safepoint.state.tree import flatten, sparse_as_dict, unflatten

@@ -25,10 +25,11 @@ from safepoint.format.plain import (
     ViewLeaf,
 )
 from safepoint.state.item import TensorSpec
+from safepoint.state.numbers import scalar_tensor
 from safepoint.state.places import below, tensor_name
 from safepoint.state.sparse import SparseParts, check_parts, put_together
 from safepoint.state.stored import malformed, reading
-from safepoint.state.tensors import dtype_of, is_distributed, scalar_tensor
+from safepoint.state.tensors import dtype_of, is_distributed
 
 # A dict with this key stands for a sparse tensor; `tree.flatten` refuses a user's dict that has it.
 SPARSE_KEY = "safepoint.sparse"

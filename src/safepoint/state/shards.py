@@ -188,7 +188,7 @@ def captured(
         local, whole = local_of(tensor), tuple(tensor.shape)
         for box in boxes_of(tensor, where):
             spec = TensorSpec(name, dtype_name(tensor.dtype), box.shape, whole, box.offset)
-            found.append(CapturedTensor(spec, TensorSource.of(view_of(local, box), where)))
+            found.append(CapturedTensor(spec, TensorSource.of(view_of(local, box), where, counter=tensor)))
     return tuple(found)
 
 

@@ -8,13 +8,16 @@ is dropped without `close` keeps no object alive, and the next monitor takes its
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from safepoint.errors import RequestError
+from safepoint.state.item import Owned
+from safepoint.state.shards import local_of
+from safepoint.state.tensors import byte_range, is_distributed
 
 # Hooks whose monitor was dropped. Its finalizer may run wherever the garbage collector does, also while torch iterates
 # over its hooks, so it must not take them off itself.
@@ -31,7 +34,9 @@ class StepMonitor:
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
         self._counts: dict[int, int] = {}
+        self._stepped: dict[str, torch.optim.Optimizer] = {}
         self._guards: list[Callable[[], object]] = []
+        self._barriers: list[Callable[[], object]] = []
         _remove_all(_ABANDONED)
         self._hooks = _install(weakref.ref(self))
         self._abandon = weakref.finalize(self, _ABANDONED.extend, self._hooks)
@@ -54,10 +59,40 @@ class StepMonitor:
 
     def reset(self) -> None:
         """Begin to count anew, at a boundary."""
+        self._stepped = {name: one for name, one in self._optimizers.items() if self._counts.get(id(one))}
         self._counts.clear()
 
-    def guard(self, callback: Callable[[], object]) -> None:
-        """Call `callback` before each step of a registered optimizer; an exception from it prevents the step."""
+    def owned(self) -> Owned:
+        """Return what belongs to the optimizers that were seen to step in the update that ended with the last `reset`.
+
+        Not to others: what changes their parameters was not seen, such as the replay of a graph.
+        """
+        ranges = sorted(
+            {
+                byte_range(local_of(one))
+                for optimizer in self._stepped.values()
+                for group in optimizer.param_groups
+                for one in group["params"]
+                if one.layout == torch.strided
+            }
+        )
+        return Owned(frozenset(self._stepped), tuple(begin for begin, _ in ranges), tuple(end for _, end in ranges))
+
+    def owned_bytes(self, *, world_size: int) -> int:
+        """Return about how much this rank writes of what registered optimizers own: its parts, a share of the rest."""
+        tensors = [one for optimizer in self._optimizers.values() for one in _tensors_of(optimizer)]
+        return sum(
+            local_of(one).nbytes if is_distributed(one) else one.nbytes // world_size
+            for one in tensors
+            if one.layout == torch.strided
+        )
+
+    def guard(self, callback: Callable[[], object], *, barrier: Callable[[], object] = lambda: None) -> None:
+        """Call `callback` before each step of a registered optimizer; an exception from it prevents the step.
+
+        `barrier` is called before that, and before each step of any other optimizer of this process, in its thread.
+        """
+        self._barriers.append(barrier)
         self._guards.append(callback)
 
     def close(self) -> None:
@@ -66,7 +101,9 @@ class StepMonitor:
         _remove_all(self._hooks)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call the guards, if the optimizer is registered."""
+        """Call the barriers and, if the optimizer is registered, the guards."""
+        for callback in self._barriers:
+            callback()
         if self._is_registered(optimizer):
             for callback in self._guards:
                 callback()
@@ -78,6 +115,13 @@ class StepMonitor:
 
     def _is_registered(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(one is optimizer for one in self._optimizers.values())
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        yield from (one for one in (state.values() if isinstance(state, dict) else ()) if isinstance(one, torch.Tensor))
 
 
 def _install(monitor: weakref.ref[StepMonitor]) -> list[Any]:

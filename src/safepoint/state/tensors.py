@@ -20,7 +20,7 @@ import torch
 
 from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
-from safepoint.state.item import Place, TensorSpec
+from safepoint.state.item import Held, Place, TensorSpec
 
 SPARSE_LAYOUTS = (
     torch.sparse_coo,
@@ -44,17 +44,20 @@ class TensorSource(msgspec.Struct, frozen=True):
     Args:
         tensor: The live tensor.
         name: Its path in the state, for messages.
-        version: The tensor's version at the boundary; it counts what is written in place. None where there is none.
+        version: The version at the boundary; it counts what is written in place. None where there is none.
+        counter: A tensor that counts as well: a distributed one counts what is written through it, and its local
+            memory does not.
     """
 
     tensor: torch.Tensor
     name: str = ""
     version: int | None = None
+    counter: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, name: str) -> TensorSource:
+    def of(cls, tensor: torch.Tensor, name: str, *, counter: torch.Tensor | None = None) -> TensorSource:
         """Return the source of a tensor as it is now; what is written to it before it is read is noticed."""
-        return cls(tensor, name, version_of(tensor))
+        return cls(tensor, name, _writes(tensor, counter), counter)
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +82,7 @@ class TensorSource(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raise `TornSnapshotError` if the tensor was written to since the boundary, in a way that counts."""
-        found = version_of(self.tensor)
+        found = _writes(self.tensor, self.counter)
         if self.version is not None and found != self.version:
             raise TornSnapshotError(
                 "a tensor was written to while it was saved",
@@ -88,6 +91,12 @@ class TensorSource(msgspec.Struct, frozen=True):
                 found=f"version {found}",
                 remedy="Nothing was published. Let no other thread write to the state between two updates.",
             )
+
+    def held(self) -> Held | None:
+        """Return where the bytes lie, and keep them there; see `safepoint.state.item.Held`."""
+        # Detached, because a parameter may be given other memory, by `data =`.
+        live = self.tensor.detach()
+        return Held(live.data_ptr(), live) if is_direct(live, live.dtype) else None
 
     def place(self) -> Place | None:
         """Return where the bytes lie; see `safepoint.state.item.Placed`."""
@@ -216,6 +225,11 @@ def version_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def _writes(tensor: torch.Tensor, counter: torch.Tensor | None) -> int | None:
+    own = version_of(tensor)
+    return own if own is None or counter is None else own + (version_of(counter) or 0)
+
+
 def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a value into a live strided tensor, whatever its dtype and device, without recording a graph.
 
@@ -280,28 +294,6 @@ def dtype_of(name: str) -> torch.dtype:
             remedy="Use the torch version that wrote the checkpoint, or a newer one.",
         )
     return dtype
-
-
-def scalar_bytes(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor of one element."""
-    if not is_direct(tensor, tensor.dtype):
-        tensor = tensor.detach().resolve_conj().resolve_neg().reshape(1).cpu()
-    return bytes(as_memory(tensor))
-
-
-def scalar_tensor(dtype: str, data: bytes) -> torch.Tensor:
-    """Return the 0-dim host tensor of these bytes.
-
-    Raises:
-        RequestError: The dtype is unknown here, or the number of bytes is not its size.
-    """
-    value = torch.empty(1, dtype=dtype_of(dtype))
-    if len(data) != value.element_size():
-        raise RequestError(
-            "a stored scalar has the wrong size", where=dtype, expected=value.element_size(), found=len(data)
-        )
-    as_memory(value)[:] = data
-    return value.reshape(())
 
 
 def check_storable(tensor: torch.Tensor, path: str) -> None:

@@ -36,10 +36,11 @@ from safepoint.format.plain import (
 from safepoint.state import shards, sparse
 from safepoint.state.aliases import Occupant, Span, find_spans
 from safepoint.state.draft import ATOMS, Draft, NamedTensors, Values, container_of
+from safepoint.state.numbers import scalar_bytes
 from safepoint.state.places import below, join, tensor_name
 from safepoint.state.rebuild import SPARSE_KEY, Rebuilder, to_kind
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import check_storable, dtype_name, is_distributed, scalar_bytes
+from safepoint.state.tensors import check_storable, dtype_name, is_distributed
 
 _CONTAINERS = (list, dict, OrderedDict, set)
 

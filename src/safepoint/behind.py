@@ -1,0 +1,46 @@
+"""Behind: the copy of the save in flight, which the training waits for before an optimizer steps.
+
+1. It is that of the process that began it: a child that is forked off meanwhile waits for nothing.
+2. A failure of the copy is that of its save, and is told where that is.
+"""
+
+from __future__ import annotations
+
+from safepoint.ambient import Ambient
+from safepoint.saving.copying import Copying
+from safepoint.stats import Costs, Running
+
+
+class Behind:
+    """Keep the copy that is under way, and count what the training waits for it."""
+
+    def __init__(self, ambient: Ambient, costs: Costs) -> None:
+        self._ambient = ambient
+        self._costs = costs
+        self._followed: tuple[int, Copying, Running] | None = None
+
+    def follow(self, copying: Copying, running: Running) -> None:
+        """Have steps wait for this copy; the one before must have been left."""
+        if copying.is_wanted:
+            self._followed = self._ambient.pid(), copying, running
+
+    def wait(self) -> None:
+        """Return when the state may change, and help to copy what is left; from any thread."""
+        found = self._own()
+        if found is None:
+            return
+        copying, running = found
+        with self._costs.blocked_once_more(running):
+            copying.settle()
+        self._followed = None
+
+    def leave(self) -> None:
+        """Return when no thread uses the image of the copy any more."""
+        found = self._own()
+        self._followed = None
+        if found is not None:
+            found[0].leave_image()
+
+    def _own(self) -> tuple[Copying, Running] | None:
+        followed = self._followed
+        return None if followed is None or followed[0] != self._ambient.pid() else followed[1:]

@@ -1,0 +1,71 @@
+"""The memory of a save in the background: it is bounded where that is asked for, and is there when it is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import safepoint as sp
+from safepoint.saving.stage import StagingBuffer
+from safepoint.storage.local import LocalStorage
+
+LONGEST_WAIT_S = 60
+
+
+class Counting:
+    """A storage that counts the bytes which were handed to it for large files."""
+
+    def __init__(self, url: Path) -> None:
+        self._inner, self.written_bytes = LocalStorage(str(url)), 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create(self, path: str, *, size_bytes: int = 0) -> Any:
+        writer = self._inner.create(path, size_bytes=size_bytes)
+        write = writer.write
+
+        def counted(data: memoryview) -> None:
+            write(data)
+            self.written_bytes += len(data)
+
+        writer.write = counted
+        return writer
+
+
+def test_with_less_memory_than_the_state_a_save_blocks_until_the_rest_is_written(tmp_path: Path) -> None:
+    bound, size = 32 << 20, 60 << 20
+    weights, storage = {"w": torch.arange(size >> 2, dtype=torch.int32)}, Counting(tmp_path)
+    state = {"weights": weights}
+    manager = sp.CheckpointManager(tmp_path, state, background=True, staging_memory=bound, storage=storage)
+    manager.restore()
+    handle = manager.save()
+    weights["w"].zero_()
+    # One more piece may be on its way from the ring.
+    assert handle.staged and storage.written_bytes >= size - bound
+    assert manager._saver._workspace.buffer._memory is None
+    assert len(manager._saver._workspace.ring._memory) == bound
+    handle.wait(deadline_s=LONGEST_WAIT_S)
+    manager.close()
+    sp.open_run(tmp_path).load(state)
+    assert torch.equal(weights["w"], torch.arange(size >> 2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"staging_memory": 1 << 20}, {"staging_memory": True}, {"staging_memory": 1e9}, {"copy_behind": 1}]
+)
+def test_a_setting_that_is_none_is_refused(tmp_path: Path, setting: dict[str, Any]) -> None:
+    with pytest.raises(sp.RequestError, match=next(iter(setting))):
+        sp.CheckpointManager(tmp_path, {"n": {"n": 1}}, background=True, **setting)
+
+
+def test_memory_that_was_prepared_is_that_of_the_first_save() -> None:
+    buffer = StagingBuffer()
+    buffer.prepare(40 << 20)
+    prepared = buffer._memory
+    view = buffer.view(50 << 20)
+    view[-1] = 1
+    assert prepared is not None and buffer._memory is prepared
