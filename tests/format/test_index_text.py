@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -36,6 +36,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     )
 
 
+@settings(max_examples=50)
 @given(st.lists(tensors(), max_size=5), _NAMES)
 def test_the_text_is_that_of_the_sealed_record(found: list[Tensor], name: str) -> None:
     index = Index(

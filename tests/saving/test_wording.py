@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.format.encoding import seal
@@ -45,6 +45,7 @@ def _without_digests(tensor: Tensor) -> Tensor:
     return msgspec.structs.replace(tensor, chunks=chunks)
 
 
+@settings(max_examples=50)
 @given(files())
 def test_digests_and_index_are_those_of_the_records(found: list[Tensor]) -> None:
     bare = [_without_digests(one) for one in found]

@@ -64,7 +64,7 @@ def test_a_change_shows_in_the_next_capture(name: str) -> None:
     assert remembered(registry) == fresh(run)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 200))])
 def test_captures_among_changes_of_any_order_are_those_of_a_first_capture(seed: int) -> None:
     rng = random.Random(seed)
     run = Run()
