@@ -159,22 +159,24 @@ def test_a_save_that_was_asked_for_on_a_full_disk_raises(folder: Path) -> None:
     check_resumes_heavy(folder / "run", 3)
 
 
-def test_a_save_that_cannot_fit_on_a_real_disk_is_not_begun(folder: Path) -> None:
-    job = heavy_job(folder / "run", asks=True)
-    try:
-        job.start()
-        job.live(1)
-        before = lasting_files(folder / "run")
-        job.train_to(2)
-        with filled(folder, leave_bytes=BALLAST_BYTES // 2):
-            with pytest.raises(StorageError, match=r"was not begun.*predicted for one rank.*kB free") as caught:
-                job.save()
-            assert caught.value.errno == errno.ENOSPC
-            assert lasting_files(folder / "run") == before
-        job.live(3)
-    finally:
-        job.end()
-    check_resumes_heavy(folder / "run", 3)
+@pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.soak)])
+def test_a_save_that_cannot_fit_on_a_real_disk_is_not_begun(tmp_path: Path, kind: str) -> None:
+    with make_image(kind, tmp_path / "disk.img").mounted(skips=True) as folder:
+        job = heavy_job(folder / "run", asks=True)
+        try:
+            job.start()
+            job.live(1)
+            before = lasting_files(folder / "run")
+            job.train_to(2)
+            with filled(folder, leave_bytes=BALLAST_BYTES // 2):
+                with pytest.raises(StorageError, match=r"was not begun.*predicted for one rank.*kB free") as caught:
+                    job.save()
+                assert caught.value.errno == errno.ENOSPC
+                assert lasting_files(folder / "run") == before
+            job.live(3)
+        finally:
+            job.end()
+        check_resumes_heavy(folder / "run", 3)
 
 
 def lose_in_the_middle(image: Image, act: Callable[[Path], None], verb: str, count: int) -> None:

@@ -129,6 +129,7 @@ def test_a_save_that_is_stopped_in_its_middle_publishes_nothing(
     assert SAVED not in states, "the newer start has swept it"
 
 
+@pytest.mark.soak
 def test_a_publish_that_is_stopped_behind_the_check_is_never_chosen(
     prepared: Path, calls: list[Call], tmp_path: Path
 ) -> None:
