@@ -48,8 +48,11 @@ def calls(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Call
     code, log = traced(command, root.parent / "log")
     assert code == 0
     found = calls_of_the_main_thread(log)
-    begin = next(place for place, call in enumerate(found) if "/save-begins" in call.text)
-    return found[begin:]
+    begin, end = (
+        next(place for place, call in enumerate(found) if f"/{mark}" in call.text)
+        for mark in ("save-begins", "save-ends")
+    )
+    return found[begin + 1 : end]
 
 
 def stopped_at(call: Call, root: Path) -> Process:
