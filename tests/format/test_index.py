@@ -83,6 +83,10 @@ CHANGES: dict[str, Callable[[Tree], object]] = {
     "an index as data": lambda t: t["objects"].append(t["objects"][0] | {"name": "rank-00000-of-00001.json"}),
     "foreign generation": lambda t: t["objects"][0].update(generation="step-7"),
     "own file said to be an ancestor's": lambda t: t["objects"][0].update(generation=OTHER),
+    "chunk behind the end of an ancestor's file": lambda t: (
+        t["objects"][0].update(generation=OTHER),
+        weight(t)["chunks"][1].update(offset_bytes=t["objects"][0]["size_bytes"] - 4),
+    ),
     "no generation": lambda t: t.update(generation="latest"),
     "rank beyond the world": lambda t: t.update(rank=1),
 }
