@@ -38,7 +38,7 @@ from safepoint.storage.base import Storage
 from safepoint.storage.url import open_source, open_storage, parse_source
 from safepoint.testing.ambient import FakeAmbient, FakeWorld
 from tests.crash.damage import small_run, storage_of
-from tests.crash.hostile import Change, bounded, changed, changes, with_change
+from tests.crash.hostile import Change, bounded, changed, changes, place_in_chain, with_change
 from tests.crash.job import Job, Weights
 from tests.crash.test_hostile_files import laid_out
 
@@ -108,7 +108,7 @@ def check_run(files: Mapping[str, bytes]) -> None:
 @given(st.lists(st.tuples(paths, changes), min_size=1, max_size=2))
 def changed_files(steps: Sequence[tuple[str, Sequence[Change]]]) -> None:
     files: Mapping[str, bytes] = RUN
-    for path, change in steps:
+    for path, change in sorted(steps, key=lambda step: place_in_chain(step[0])):
         files = with_change(files, path, change) if path in RUN else files
     check_run(files)
 
