@@ -83,22 +83,9 @@ def deal_state(ranks: Ranks, storage: Storage, manifest: Manifest, *, full: Sequ
     Spec: C10.6, C11.
     """
     share, wholes = _examined(ranks, storage, manifest, full)
-    common = _common(ranks, manifest, share, wholes)
-    is_same_size = manifest.world_size == ranks.world_size
-    own = _own(manifest, share, common, ranks.rank) if is_same_size else Own({}, {})
-    saved = state_of(manifest, common, own, rank=ranks.rank, world_size=ranks.world_size)
-    is_alone = manifest.world_size == ranks.world_size == 1
-    saved = replace(
-        saved,
-        indexes=share.indexes,
-        tensors=_boxes_of(saved, share.indexes, ranks),
-        forms={name: trees[0] for name, trees in share.trees.items()} if is_alone else {},
-        share=share,
-        whole=wholes[0] if wholes else None,
-    )
-    if is_alone:
-        check_headers(storage, saved)
-    return saved
+    told = _common(ranks, manifest, share, wholes)
+    # A tree that one rank alone decodes may be one that cannot be decoded.
+    return ranks.all(lambda: _state(ranks, storage, manifest, share, told, wholes))
 
 
 def deal_boxes(ranks: Ranks, saved: SavedState, targets: Targets) -> SavedState:
@@ -168,8 +155,40 @@ def _examined(
     return shares[0], wholes
 
 
-def _common(ranks: Ranks, manifest: Manifest, share: Share, wholes: Sequence[Whole]) -> dict[str, Common]:
-    """Return what all ranks are given of each item that is not each rank's own."""
+def _state(
+    ranks: Ranks,
+    storage: Storage,
+    manifest: Manifest,
+    share: Share,
+    told: Mapping[str, Common | _CommonTold],
+    wholes: Sequence[Whole],
+) -> SavedState:
+    """Return the saved state as this rank sees it, with the boxes that it has read."""
+    common = {
+        name: one if isinstance(one, Common) else _heard(one, f"{manifest.generation}: {name}")
+        for name, one in told.items()
+    }
+    is_same_size = manifest.world_size == ranks.world_size
+    own = _own(manifest, share, common, ranks.rank) if is_same_size else Own({}, {})
+    saved = state_of(manifest, common, own, rank=ranks.rank, world_size=ranks.world_size)
+    is_alone = manifest.world_size == ranks.world_size == 1
+    saved = replace(
+        saved,
+        indexes=share.indexes,
+        tensors=_boxes_of(saved, share.indexes, ranks),
+        forms={name: trees[0] for name, trees in share.trees.items()} if is_alone else {},
+        share=share,
+        whole=wholes[0] if wholes else None,
+    )
+    if is_alone:
+        check_headers(storage, saved)
+    return saved
+
+
+def _common(
+    ranks: Ranks, manifest: Manifest, share: Share, wholes: Sequence[Whole]
+) -> Mapping[str, Common | _CommonTold]:
+    """Return what all ranks are given of each item that is not each rank's own; on the others as they are told it."""
     asked = ranks.led(lambda: dict(wholes[0].trees), dict[str, tuple[int, ...]])
     found: dict[str, Common] = {}
 
@@ -192,7 +211,7 @@ def _common(ranks: Ranks, manifest: Manifest, share: Share, wholes: Sequence[Who
         return {name: _told(one) for name, one in found.items()} if ranks.world_size > 1 else {}
 
     heard = ranks.collected(trees, joined, part=list[_Tree], kind=dict[str, _CommonTold])
-    return found or {name: _heard(one, f"{manifest.generation}: {name}") for name, one in heard.items()}
+    return found or heard
 
 
 def _own(manifest: Manifest, share: Share, common: Mapping[str, Common], rank: int) -> Own:

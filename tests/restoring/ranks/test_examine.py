@@ -135,6 +135,21 @@ def test_boxes_of_a_rank_s_own_item_make_its_own_tensor_whole() -> None:
             dealt(storage, manifest_of(storage), now)
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_tree_that_one_rank_alone_decodes_and_that_is_none_takes_all_to_the_older_checkpoint(rank: int) -> None:
+    """Spec: C10.2, C10.6"""
+    storage = run_of(1, world_size=3)
+    trees = [{"gen": {"$unheard": 1} if number == rank else encode_plain(number)} for number in range(3)]
+    nothing: list[dict[str, dict[str, Values]]] = [{}, {}, {}]
+    chain = read_lineage(storage).chain
+    write_generation(storage, 2, chain=chain, ranks=nothing, plain_of_ranks=trees, kinds={"gen": "per_rank"})
+    started = start([storage] * 3, [{"model": part_of(number, 3)} for number in range(3)])
+    assert all(holds(one, 1) for one in started.parts)
+    (refusal,) = started.reports()[0].refused.values()
+    assert same([report.refused for report in started.reports()])
+    assert refusal.file == f"rank-0000{rank}-of-00003.json" and "a tag of this format" in refusal.reason
+
+
 def test_one_process_reads_the_indexes_of_many_ranks_in_a_fraction_of_the_memory_of_their_texts() -> None:
     world_size, count = 24, 150
     storage = MemoryStorage()
