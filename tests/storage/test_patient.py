@@ -37,7 +37,7 @@ ACTS: dict[str, Callable[[Storage], object]] = {
     "delete": lambda storage: storage.delete("there"),
     "delete_folder": lambda storage: storage.delete_folder("empty"),
 }
-ONCE = {"sync_folder", "create", "publish", "put", "append"}
+ONCE = {"make_root", "sync_folder", "create", "publish", "put", "append"}
 
 
 class TestPatientStorage(StorageConformance):

@@ -57,8 +57,8 @@ class PatientStorage:
         return self._patiently(self._inner.root_exists)
 
     def make_root(self) -> None:
-        """Make the root, again if need be."""
-        self._patiently(self._inner.make_root)
+        """Pass on, once: to make a root is to sync its name too."""
+        self._inner.make_root()
 
     def make_folder(self, path: str) -> None:
         """Make a folder, again if need be."""
