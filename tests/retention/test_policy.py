@@ -53,6 +53,17 @@ def test_a_limit_of_one_leaves_two_that_share_nothing() -> None:
     assert kept([candidate(1)], keep(last=1)) == [1]
 
 
+def test_a_doubtful_one_stays_beside_what_is_kept_without_it_and_takes_no_place() -> None:
+    """Spec: C12.5"""
+    four = [candidate(1), candidate(2), candidate(3, "doubtful"), candidate(4)]
+    assert kept(four, keep(last=2)) == [2, 3, 4]
+    assert kept(four, keep(last=1)) == [2, 4]
+    losses = [candidate(1, loss=0.2), candidate(2, "doubtful", loss=0.1), *(candidate(step, loss=1) for step in (3, 4))]
+    assert kept(losses, keep(last=1, best=("loss", "min"))) == [1, 2, 4]
+    assert kept([candidate(1, "doubtful"), candidate(2)], keep(last=1)) == [1, 2], "there are no two good ones"
+    assert find_unmet([candidate(2), candidate(1, "doubtful", loss=1.0)], keep(best=("loss", "min"))) == ""
+
+
 def test_the_best_one_never_displaces_the_newest() -> None:
     """With the best at step 2 of 10, the newest three and the best stay."""
     candidates = [candidate(step, loss=0.1 if step == 2 else 1.0) for step in range(1, 11)]

@@ -129,6 +129,39 @@ def test_a_refused_start_does_not_end_the_sweep(storage: MemoryStorage) -> None:
     assert len(after_save(storage).swept.deleted) == 1
 
 
+def revived(storage: MemoryStorage) -> tuple[tuple[LineageLink, ...], list[str]]:
+    """Let a third start go back to step 3, before the second one, which had marked step 2; return chain and names."""
+    names = [write_generation(storage, step, chain=CHAIN) for step in (1, 2, 3, 4)]
+    write_incarnation(storage, 2, chain=(*CHAIN, LineageLink(2, names[3], 4)))
+    storage.publish(generation_path(names[1], "deleted.json"), seal(TombstoneRecord(1, RUN, names[1], 2, "", "00")))
+    chain = (*CHAIN, LineageLink(3, names[2], 3))
+    write_incarnation(storage, 3, chain=chain)
+    return chain, names
+
+
+def test_what_a_start_off_the_lineage_may_still_be_deleting_is_no_second_copy(storage: MemoryStorage) -> None:
+    """Spec: C12.5"""
+    chain, names = revived(storage)
+    storage.put(generation_path(names[2], DATA), b"cut")
+    write_generation(storage, 5, chain=chain)
+    storage.publish(generation_path(names[0], "deleted.json"), seal(TombstoneRecord(1, RUN, names[0], 3, "", "00")))
+    assert sweep(storage, read_lineage(storage), 3).stopped.startswith("fewer than two good checkpoints")
+    write_generation(storage, 6, chain=chain)
+    assert sweep(storage, read_lineage(storage), 3).deleted == (names[0],)
+
+
+def test_no_good_one_goes_for_what_a_start_off_the_lineage_may_still_be_deleting(storage: MemoryStorage) -> None:
+    """Spec: C12.3, C12.5"""
+    chain, _ = revived(storage)
+    report = save(storage, 5, keep(last=3), chain=chain)
+    assert steps(storage) == [1, 2, 3, 5]
+    doubtful = next(entry for entry in report.decisions if entry.step == 2)
+    assert doubtful.reasons == ("among the last 3", "marked by a start off the lineage; it counts for nothing")
+    for step in (6, 7, 8):
+        save(storage, step, keep(last=2), chain=chain)
+    assert steps(storage) == [3, 7, 8], "the resumed one, and the newest two"
+
+
 def test_a_tombstone_of_a_start_that_is_off_the_lineage_is_void(storage: MemoryStorage) -> None:
     """Spec: C12.3."""
     names = [write_generation(storage, step, chain=CHAIN) for step in (1, 2, 3)]

@@ -1,7 +1,8 @@
 """Which checkpoints stay: a pure decision that gives its reasons.
 
 1. Only good checkpoints count: committed, whole, on the live lineage, with a known outcome. A damaged or superseded one
-   never takes the place of a good one, and one whose outcome is unknown is neither counted nor deleted.
+   never takes the place of a good one, and one whose outcome is unknown is neither counted nor deleted. A good one
+   that a start off the lineage has marked is doubtful: each rule keeps it beside those that it keeps without it.
 2. Two good checkpoints that share no object always stay, whatever the policy says, or else nothing is deleted.
 3. The newest one whose every byte was read back stays until a newer one was read back.
 4. No clock is read. Ages are told by the times that the run's own saves recorded, and a wrong time keeps more, not
@@ -21,7 +22,7 @@ from typing import Literal
 from safepoint.duration import duration_text, seconds_of
 from safepoint.errors import RequestError
 
-Standing = Literal["good", "damaged", "superseded", "unknown"]
+Standing = Literal["good", "doubtful", "damaged", "superseded", "unknown"]
 Best = tuple[str, Literal["min", "max"]]
 
 _MOST_LISTED = 8
@@ -124,18 +125,9 @@ def decide(candidates: Sequence[Candidate], policy: Keep, *, protected: Mapping[
     for generation, why in protected.items():
         if generation in reasons:
             reasons[generation].append(why)
-    for number, entry in enumerate(good[: policy.last]):
-        reasons[entry.generation].append("the newest" if number == 0 else f"among the last {policy.last}")
-    if policy.every is not None:
-        for generation, multiple in _regular(good, policy.every).items():
-            reasons[generation].append(f"the first at or after step {multiple} (every {policy.every})")
-    if policy.best is not None:
-        _add_best(good, policy.best, reasons)
-    if policy.within_s is not None:
-        _add_recent(good, policy.within_s, reasons)
-    verified = next((entry for entry in good if entry.is_verified), None)
-    if verified is not None:
-        reasons[verified.generation].append("the newest whose every byte was read back")
+    for generation, found in _kept_by_rules(good, policy).items():
+        reasons[generation] += found
+    _add_doubtful(candidates, policy, reasons)
     _add_others(candidates, good, policy, reasons)
     _add_second_copy(good, reasons)
     return [_decision(entry, good, reasons[entry.generation]) for entry in candidates]
@@ -143,7 +135,7 @@ def decide(candidates: Sequence[Candidate], policy: Keep, *, protected: Mapping[
 
 def find_unmet(candidates: Sequence[Candidate], policy: Keep) -> str:
     """Return which rule keeps nothing, although there are good checkpoints; nothing where each rule keeps one."""
-    good = [entry for entry in candidates if entry.standing == "good"]
+    good = _usable(candidates)
     if policy.best is None or not good:
         return ""
     metric = policy.best[0]
@@ -160,6 +152,28 @@ def has_two_copies(kept: Sequence[frozenset[tuple[str, str]]]) -> bool:
     Spec: C12.
     """
     return any(one.isdisjoint(other) for number, one in enumerate(kept) for other in kept[number + 1 :])
+
+
+def _usable(candidates: Sequence[Candidate]) -> list[Candidate]:
+    return [entry for entry in candidates if entry.standing in ("good", "doubtful")]
+
+
+def _kept_by_rules(good: Sequence[Candidate], policy: Keep) -> dict[str, list[str]]:
+    """Return for each of some good ones, newest first, why the policy's rules keep it; nothing where none does."""
+    reasons: dict[str, list[str]] = {entry.generation: [] for entry in good}
+    for number, entry in enumerate(good[: policy.last]):
+        reasons[entry.generation].append("the newest" if number == 0 else f"among the last {policy.last}")
+    if policy.every is not None:
+        for generation, multiple in _regular(good, policy.every).items():
+            reasons[generation].append(f"the first at or after step {multiple} (every {policy.every})")
+    if policy.best is not None:
+        _add_best(good, policy.best, reasons)
+    if policy.within_s is not None:
+        _add_recent(good, policy.within_s, reasons)
+    verified = next((entry for entry in good if entry.is_verified), None)
+    if verified is not None:
+        reasons[verified.generation].append("the newest whose every byte was read back")
+    return reasons
 
 
 def _unusable(name: str, expected: str, found: object) -> RequestError:
@@ -213,6 +227,15 @@ def _add_recent(good: Sequence[Candidate], within_s: float, reasons: dict[str, l
                 reasons[entry.generation].append(recent)
 
 
+def _add_doubtful(candidates: Sequence[Candidate], policy: Keep, reasons: dict[str, list[str]]) -> None:
+    """Keep what the rules would keep if the doubtful ones were good, beside what they keep without them."""
+    doubtful = [entry.generation for entry in candidates if entry.standing == "doubtful"]
+    found = _kept_by_rules(_usable(candidates), policy) if doubtful else {}
+    for generation in doubtful:
+        if found[generation]:
+            reasons[generation] += [*found[generation], "marked by a start off the lineage; it counts for nothing"]
+
+
 def _add_others(
     candidates: Sequence[Candidate], good: Sequence[Candidate], policy: Keep, reasons: dict[str, list[str]]
 ) -> None:
@@ -245,6 +268,7 @@ def _decision(entry: Candidate, good: Sequence[Candidate], reasons: list[str]) -
         return Decision(entry.generation, entry.step, True, tuple(reasons))
     why = {
         "good": "no rule keeps it",
+        "doubtful": "no rule keeps it",
         "damaged": "damaged, and enough newer ones are good",
         "superseded": f"superseded, and the live branch has reached step {good[0].step if good else 0}",
         "unknown": "",

@@ -96,7 +96,7 @@ def plan_retention(
 
     Spec: C12.
     """
-    candidates = candidates_among(storage, examine_all(storage, lineage), unknown=unknown)
+    candidates = candidates_among(storage, lineage, examine_all(storage, lineage), unknown=unknown)
     reasons = {generation: "protected by its manager" for generation in protected} | resumed_lately(lineage)
     reasons |= pins_among(storage, (entry.generation for entry in candidates))
     decisions = decide(candidates, policy, protected=reasons)

@@ -12,8 +12,10 @@ from typing import Any
 from safepoint.catalog import Generation, GenerationState, Lineage
 from safepoint.errors import CorruptionError
 from safepoint.format.manifest import Manifest
+from safepoint.format.names import TOMBSTONE, generation_path
 from safepoint.format.plain import decode_plain
-from safepoint.notes import read_pin, read_verified
+from safepoint.format.records import TombstoneRecord
+from safepoint.notes import read_pin, read_record, read_verified
 from safepoint.retention.policy import Candidate, Standing
 from safepoint.storage.base import Storage
 
@@ -25,7 +27,7 @@ _STANDINGS: dict[GenerationState, Standing] = {
 
 
 def candidates_among(
-    storage: Storage, generations: Iterable[Generation], *, unknown: Collection[str] = ()
+    storage: Storage, lineage: Lineage, generations: Iterable[Generation], *, unknown: Collection[str] = ()
 ) -> list[Candidate]:
     """Return what the policy may decide on: generations whose manifest tells what they hold, and not marked already.
 
@@ -33,6 +35,7 @@ def candidates_among(
 
     Args:
         storage: Where the notes of verification lie.
+        lineage: The run's lineage.
         generations: What was found, newest first.
         unknown: Names of generations whose save ended without a known outcome.
     """
@@ -41,12 +44,14 @@ def candidates_among(
         standing = _STANDINGS.get(entry.state)
         if standing is None or entry.manifest is None:
             continue
+        if standing == "good" and is_doubtful(storage, entry.text, lineage):
+            standing = "doubtful"
         found.append(
             Candidate(
                 generation=entry.text,
                 step=entry.name.step,
                 standing="unknown" if entry.text in unknown else standing,
-                is_verified=standing == "good" and read_verified(storage, entry.text) is not None,
+                is_verified=standing in ("good", "doubtful") and read_verified(storage, entry.text) is not None,
                 metrics=_numbers(entry.manifest),
                 objects=objects_of(entry.manifest),
                 saved_s=_moment(entry.manifest.created),
@@ -58,6 +63,19 @@ def candidates_among(
 def objects_of(manifest: Manifest) -> frozenset[tuple[str, str]]:
     """Return the objects that a manifest names, as (generation, name)."""
     return frozenset((reference.generation, reference.name) for reference in manifest.objects)
+
+
+def is_doubtful(storage: Storage, generation: str, lineage: Lineage) -> bool:
+    """Return whether a start that is off the live chain has marked a generation.
+
+    The mark is void. But whoever set it may have been stopped just before a deletion, and may go on with that one.
+
+    Spec: C12.5.
+    """
+    record = read_record(storage, generation_path(generation, TOMBSTONE), TombstoneRecord, [])
+    if record is None or record.generation != generation or record.run != lineage.run:
+        return False
+    return all(link.incarnation != record.incarnation for link in lineage.chain)
 
 
 def resumed_lately(lineage: Lineage) -> dict[str, str]:

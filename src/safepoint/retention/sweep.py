@@ -31,7 +31,7 @@ from safepoint.format.names import (
 from safepoint.joining.claim import Claim, check_not_fenced
 from safepoint.notes import read_pin
 from safepoint.retention.policy import has_two_copies
-from safepoint.retention.survey import objects_of, resumed_lately
+from safepoint.retention.survey import is_doubtful, objects_of, resumed_lately
 from safepoint.storage.base import Entry, Storage
 
 Owned = frozenset[tuple[str, str]]
@@ -166,6 +166,8 @@ def _stop_reason(
 def _is_whole(storage: Storage, lineage: Lineage, generation: str, manifest: Manifest) -> bool:
     name = GenerationName.parse(generation)
     if name is None or manifest.run != lineage.run or not lineage.is_live(name):
+        return False
+    if is_doubtful(storage, generation, lineage):
         return False
     sizes = ((generation_path(entry.generation, entry.name), entry.size_bytes) for entry in manifest.objects)
     try:
