@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 import safepoint as sp
 from safepoint.data import ResumableLoader
+from safepoint.format.stencil import encode_text
 from tests.manager.jobs import build, streams, train
 
 
@@ -66,8 +69,8 @@ def test_streams_of_devices_that_are_gone_are_a_reason_with_both_counts(tmp_path
 
     def of_two_devices() -> object:
         captured = capture()
-        captured.plain["cuda"] = [b"1", b"2"]  # type: ignore[index]
-        return captured
+        plain: Any = captured.plain
+        return dataclasses.replace(captured, tree=encode_text({**plain, "cuda": [b"1", b"2"]}))
 
     streams_item.capture = of_two_devices  # type: ignore[assignment, method-assign]
     manager.save()
