@@ -24,9 +24,11 @@ USED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 @pytest.fixture(autouse=True)
 def untouched() -> Iterator[None]:
-    """Check that every signal is at the end as it was; managers that other tests have left are gone before."""
-    gc.collect()
-    before = [signal.getsignal(number) for number in USED]
+    """Check that every signal is at the end as at the beginning, where a test that failed may have left its manager."""
+    before = [signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL for number in USED]
+    signal.set_wakeup_fd(-1)
+    for number, handler in zip(USED, before, strict=True):
+        signal.signal(number, handler)
     yield
     after = [signal.getsignal(number) for number in USED]
     for number, handler in zip(USED, before, strict=True):
