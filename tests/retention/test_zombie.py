@@ -157,6 +157,7 @@ def play(operation: int, wakes_at: int | None, wish: Wish | None, expected: int,
         assert wish is not None, "the old job has marked it before it was looked at"
         if not stage.woken.is_set():
             stage.wake()
+        stage.ask_for_another()
         stage.check_untouched()
         return storage.seen
     assert new.state() == whole_state(expected)

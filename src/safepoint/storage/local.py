@@ -78,7 +78,7 @@ class LocalStorage:
         return "power"
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the file system."""
+        """Return the free bytes of the file system that the root lies on, or would."""
         with translated("look for free room", self._url):
             return free_bytes(self._root)
 
