@@ -227,6 +227,17 @@ def test_per_rank_items_are_whole_on_each_rank(storage: MemoryStorage) -> None:
     assert verify(storage, name).holds
 
 
+def test_an_item_of_a_rank_that_the_manifest_says_had_none_is_found(storage: MemoryStorage) -> None:
+    """What a restore refuses does not hold.
+
+    Spec: F7.7
+    """
+    ranks = [{"rng": {"state": integers(rank)}} for rank in range(2)]
+    name = write_generation(storage, 1, chain=CHAIN, ranks=ranks, kinds={"rng": "per_rank"}, holders={"rng": (0,)})
+    (finding,) = verify(storage, name).findings
+    assert finding.file == "rank-00001-of-00002.json" and "is none of this rank's" in finding.found
+
+
 def test_a_rank_whose_index_the_manifest_does_not_name_is_found(storage: MemoryStorage) -> None:
     name = write_generation(storage, 1, chain=CHAIN, ranks=[MODEL, {"model": {}}])
     path = generation_path(name, "manifest.json")

@@ -27,7 +27,7 @@ from safepoint.format.manifest import Manifest
 from safepoint.format.state_digest import add_digests, item_digest, rank_share
 from safepoint.format.tiling import check_tilings
 from safepoint.restoring.stored import StoredIndex
-from safepoint.restoring.validate import contradiction, decode_text, read_text
+from safepoint.restoring.validate import check_items_of, contradiction, decode_text, read_text
 from safepoint.storage.base import Storage
 
 # Texts that are read ahead of the one that is looked at, and their bytes.
@@ -147,21 +147,6 @@ def examine_share(
                 known.add(key)
             trees.setdefault(name, {})[rank] = item.plain
     return Share(tuple(indexes), trees, tuple(objects), items)
-
-
-def check_items_of(manifest: Manifest, index: Index) -> None:
-    """Raise `CorruptionError` unless the manifest names the items of an index, as it does."""
-    if index.items.keys() - manifest.items.keys():
-        raise contradiction(manifest, index.rank, "the manifest names other items")
-    for name, item in index.items.items():
-        if item.type != manifest.items[name].type:
-            raise contradiction(manifest, index.rank, f"item {name!r} has another type in the manifest")
-        holders = manifest.items[name].ranks
-        if holders is not None and index.rank not in holders:
-            raise contradiction(manifest, index.rank, f"item {name!r} is none of this rank's in the manifest")
-    for name in {tensor.item for tensor in index.tensors} - manifest.items.keys():
-        found = f"a stored tensor belongs to item {name!r:.80}, which is none of the manifest's"
-        raise contradiction(manifest, index.rank, found)
 
 
 def check_whole_of(columns: Sequence[Columns], left_out: frozenset[str], *, where: str) -> None:

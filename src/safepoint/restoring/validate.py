@@ -198,6 +198,21 @@ def check_objects(manifest: Manifest, references: References, named: Iterable[Ob
             raise CorruptionError("an index names another object than the manifest", where=where, found=entry)
 
 
+def check_items_of(manifest: Manifest, index: Index) -> None:
+    """Raise `CorruptionError` unless the manifest names the items of an index, as it does."""
+    if index.items.keys() - manifest.items.keys():
+        raise contradiction(manifest, index.rank, "the manifest names other items")
+    for name, item in index.items.items():
+        if item.type != manifest.items[name].type:
+            raise contradiction(manifest, index.rank, f"item {name!r} has another type in the manifest")
+        holders = manifest.items[name].ranks
+        if holders is not None and index.rank not in holders:
+            raise contradiction(manifest, index.rank, f"item {name!r} is none of this rank's in the manifest")
+    for name in {tensor.item for tensor in index.tensors} - manifest.items.keys():
+        found = f"a stored tensor belongs to item {name!r:.80}, which is none of the manifest's"
+        raise contradiction(manifest, index.rank, found)
+
+
 def index_references(manifest: Manifest) -> list[ObjectReference]:
     """Return what a manifest states of the index of each rank, in their order.
 

@@ -30,7 +30,7 @@ from safepoint.restoring.boxes import boxes_by_tensor, check_boxes
 from safepoint.restoring.digests import other_digests
 from safepoint.restoring.header import check_header
 from safepoint.restoring.reread import Part, reread
-from safepoint.restoring.validate import HEADER_LIMIT_BYTES, read_index, references_of
+from safepoint.restoring.validate import HEADER_LIMIT_BYTES, check_items_of, read_index, references_of
 from safepoint.storage.base import Storage
 
 _NONCE_BYTES = 8
@@ -200,6 +200,11 @@ def _check_ranks(manifest: Manifest, indexes: list[Index]) -> Iterator[Finding]:
             MANIFEST, "manifest and indexes name other items", str(sorted(manifest.items)), str(sorted(listed))
         )
     else:
+        for index in indexes:
+            try:
+                check_items_of(manifest, index)
+            except CorruptionError as exc:
+                yield _finding_of(exc, index_name(index.rank, index.world_size))
         for name, digest in other_digests(manifest, indexes):
             what = f"item {name!r} has another digest in the index"
             yield Finding(MANIFEST, what, manifest.items[name].digest, digest)
