@@ -26,21 +26,22 @@ class Behind:
 
     def wait(self) -> None:
         """Return when the state may change, and help to copy what is left; from any thread."""
-        found = self._own()
-        if found is None:
+        followed = self._own()
+        if followed is None:
             return
-        copying, running = found
+        _, copying, running = followed
         with self._costs.blocked_once_more(running):
             copying.settle()
-        self._followed = None
+        if self._followed is followed:
+            self._followed = None
 
     def leave(self) -> None:
         """Return when no thread uses the image of the copy any more."""
         found = self._own()
         self._followed = None
         if found is not None:
-            found[0].leave_image()
+            found[1].leave_image()
 
-    def _own(self) -> tuple[Copying, Running] | None:
+    def _own(self) -> tuple[int, Copying, Running] | None:
         followed = self._followed
-        return None if followed is None or followed[0] != self._ambient.pid() else followed[1:]
+        return None if followed is None or followed[0] != self._ambient.pid() else followed

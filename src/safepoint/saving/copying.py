@@ -84,7 +84,7 @@ class Copying:
         self._shift = turn * 4099 * _SAMPLE_BYTES % _PART_BYTES
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
-        self._has_ended = False
+        self._has_ended = self._is_left = False
         self._in_flight = 0
         self._told: list[Callable[[], object]] = []
         self._next = 0
@@ -128,10 +128,15 @@ class Copying:
         """
         work = functools.partial(self._help, is_behind=False)
         helper = _started(work) if self._is_large else None
-        work()
-        if helper is not None:
-            helper.join()
-        self._wait_until(lambda: not self._left[False])
+        try:
+            work()
+            if helper is not None:
+                helper.join()
+            self._wait_until(lambda: not self._left[False])
+        except BaseException:
+            # Nobody follows this copy, and the next save has the image.
+            self.leave_image()
+            raise
         self._raise_failure()
 
     def advance(self, end: int) -> None:
@@ -171,7 +176,7 @@ class Copying:
         """Let go of the image: when this returns, no thread reads it or writes into it any more."""
         self.end()
         with self._changed:
-            self._unknown = []
+            self._unknown, self._is_left = [], True
             self._changed.wait_for(lambda: not self._in_flight)
 
     def _region(self, entry: Entry, size: int, source: Source, *, is_owned: bool) -> bool:
@@ -227,6 +232,9 @@ class Copying:
                 self._check(region)
         except BaseException as exc:
             failure, is_last = exc, False
+            if isinstance(exc, TornSnapshotError):
+                # The next save copies it at the boundary.
+                self._habits.lies_still[_key(region.entry)] = False
             if not isinstance(exc, Exception):
                 # An interrupt is that of the thread that it came to, besides.
                 raise
@@ -256,17 +264,13 @@ class Copying:
             region.source.copy_into(self._image[box_begin:box_end])
             return
         size = min(_PART_BYTES, box_end - begin)
+        region.held.check(region.where)
         move(self._base + begin, region.held.address + begin - box_begin, size)
 
     def _check(self, region: _Region) -> None:
         """Raise `TornSnapshotError` if a box that was copied is known to have been changed before."""
-        try:
-            region.source.check()
-            self._compare_sample(region)
-        except TornSnapshotError:
-            # The next save copies it at the boundary.
-            self._habits.lies_still[_key(region.entry)] = False
-            raise
+        region.source.check()
+        self._compare_sample(region)
 
     def _compare_sample(self, region: _Region) -> None:
         there = self._base + region.entry.offset_bytes
@@ -286,26 +290,33 @@ class Copying:
             unknown, self._unknown = self._unknown, []
             if not self.is_complete or not unknown:
                 return
-            self._in_flight += 1
-        left = iter(unknown)
-        work = functools.partial(self._compare, left)
+        work = functools.partial(self._compare, iter(unknown))
         helper = _started(work)
         work()
         if helper is not None:
             helper.join()
-        with self._changed:
-            self._in_flight -= 1
-            self._changed.notify_all()
 
     def _compare(self, left: Iterator[tuple[_Region, Held]]) -> None:
-        for region, held in left:
-            entry = region.entry
-            is_alike = is_same(self._base + entry.offset_bytes, held.address, region.size_bytes)
-            with contextlib.suppress(TornSnapshotError):
-                region.source.check()
-                self._habits.lies_still[_key(entry)] = is_alike
-                continue
-            self._habits.lies_still[_key(entry)] = False
+        with self._changed:
+            if self._is_left:
+                return
+            self._in_flight += 1
+        try:
+            for region, held in left:
+                if self._is_left:
+                    return
+                self._habits.lies_still[_key(region.entry)] = self._lay_still(region, held)
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                self._changed.notify_all()
+
+    def _lay_still(self, region: _Region, held: Held) -> bool:
+        with contextlib.suppress(TornSnapshotError):
+            held.check(region.where)
+            region.source.check()
+            return is_same(self._base + region.entry.offset_bytes, held.address, region.size_bytes)
+        return False
 
     def _wait_until(self, holds: Callable[[], object]) -> None:
         with self._changed:

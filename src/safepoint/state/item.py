@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from safepoint.errors import Difference
+from safepoint.errors import Difference, TornSnapshotError
 from safepoint.format.plain import decode_plain
 
 # The item that holds the global random streams; captured without being asked, so its name is reserved.
@@ -54,11 +54,22 @@ class Place(msgspec.Struct, frozen=True):
 class Held:
     """Name live host memory that holds a box's bytes just as they are stored, and keep it from being given back.
 
-    `keeper` is what keeps it; a tensor that is given other memory meanwhile leaves this one as it is.
+    `locate` returns where they lie now, and keeps them; a tensor that is given other memory meanwhile leaves this one
+    as it is. Only a storage that is resized takes its memory away.
     """
 
     address: int
-    keeper: object
+    locate: Callable[[], int]
+
+    def check(self, where: str) -> None:
+        """Raise `TornSnapshotError` if the memory was given back all the same."""
+        if self.locate() != self.address:
+            raise TornSnapshotError(
+                "a tensor's storage was resized between its boundary and the next step, before it was copied",
+                where=where,
+                remedy="Nothing was published. Resize it before after_update(), or call wait() first; or make the "
+                "manager with copy_behind=False.",
+            )
 
 
 def holding(one: Any) -> Held | None:

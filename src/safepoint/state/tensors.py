@@ -96,7 +96,7 @@ class TensorSource(msgspec.Struct, frozen=True):
         """Return where the bytes lie, and keep them there; see `safepoint.state.item.Held`."""
         # Detached, because a parameter may be given other memory, by `data =`.
         live = self.tensor.detach()
-        return Held(live.data_ptr(), live) if is_direct(live, live.dtype) else None
+        return Held(live.data_ptr(), live.data_ptr) if is_direct(live, live.dtype) else None
 
     def place(self) -> Place | None:
         """Return where the bytes lie; see `safepoint.state.item.Placed`."""
