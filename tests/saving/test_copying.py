@@ -58,18 +58,25 @@ def within(work: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
-def interrupt(*ignored: object) -> int:
+def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_interrupt_while_habits_are_looked_at_lets_the_next_save_have_the_image(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Case().copying()
+    """It comes in the thread of the training, while the other one looks as well."""
+    made, is_interrupted = Case().copying(), threading.Event()
+
+    def look(*ignored: object) -> bool:
+        if threading.current_thread().name != "safepoint-copy":
+            is_interrupted.set()
+            interrupt()
+        return is_interrupted.wait(LONGEST_WAIT_S)
+
     made.leave_boundary()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(copying, "is_same", interrupt)
+        patch.setattr(copying, "is_same", look)
         made.settle()
     within(made.leave_image)
 
