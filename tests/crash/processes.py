@@ -82,6 +82,15 @@ def own_job(root: Path, *, ballast_bytes: int = 0, **options: Any) -> Job:
     return job
 
 
+def run_of(steps: Sequence[int], root: Path, *, ballast_bytes: int = 0) -> Path:
+    """Let a job save these steps and end, and return the run's folder."""
+    job = own_job(root, ballast_bytes=ballast_bytes)
+    job.start()
+    job.live(*steps)
+    job.end()
+    return root
+
+
 def check_resumes(root: Path, *, at_least: int, at_most: int, ballast_bytes: int = 0) -> int:
     """Start on what is left, check that it is whole and how far it came, save, and return the step resumed."""
     job = own_job(root, ballast_bytes=ballast_bytes)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.processes import SCRIPTS, check_resumes, own_job
+from tests.crash.processes import SCRIPTS, check_resumes, run_of
 from tests.crash.tracing import KILLED, Call, calls_of_the_main_thread, first_calls, traced
 
 BEFORE = (1, 2, 3)
@@ -25,22 +25,13 @@ PIECE_BYTES = 4096
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of three checkpoints, of which the oldest is marked for deletion."""
-    root = tmp_path_factory.mktemp("prepared") / "run"
-    job = own_job(root)
-    job.start()
-    job.live(*BEFORE)
-    job.end()
-    return root
+    return run_of(BEFORE, tmp_path_factory.mktemp("prepared") / "run")
 
 
 @pytest.fixture(scope="module")
 def threaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Call]]:
     """Return a run of three larger checkpoints, and the calls of the thread that writes the data file of a fourth."""
-    root = tmp_path_factory.mktemp("threaded") / "run"
-    job = own_job(root, ballast_bytes=1 << 20)
-    job.start()
-    job.live(*BEFORE)
-    job.end()
+    root = run_of(BEFORE, tmp_path_factory.mktemp("threaded") / "run", ballast_bytes=1 << 20)
     shutil.copytree(root, root.parent / "watched" / "run")
     code, log = trace(root.parent / "watched" / "run", root.parent / "log", ballast_mib=1)
     assert code == 0

@@ -19,7 +19,7 @@ import pytest
 from safepoint.catalog import GenerationState, examine_all, read_lineage
 from safepoint.storage.local import LocalStorage
 from tests.crash.job import whole_state
-from tests.crash.processes import SCRIPTS, Process, own_job
+from tests.crash.processes import SCRIPTS, Process, own_job, run_of
 from tests.crash.tracing import Call, calls_of_the_main_thread, traced
 
 BEFORE = (1, 2, 3)
@@ -31,12 +31,7 @@ LONGEST_S = 30
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of three checkpoints, of which the oldest is marked for deletion."""
-    root = tmp_path_factory.mktemp("prepared") / "run"
-    job = own_job(root)
-    job.start()
-    job.live(*BEFORE)
-    job.end()
-    return root
+    return run_of(BEFORE, tmp_path_factory.mktemp("prepared") / "run")
 
 
 @pytest.fixture(scope="module")
