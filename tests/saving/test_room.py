@@ -37,9 +37,15 @@ def job_on(storage: MemoryStorage, **options: bool) -> Job:
     job.start()
     for step in (10, 20, 30):
         job.train_to(step)
-        job.save().wait(deadline_s=30)
+        saved_and_swept(job)
     job.items["ballast"] = Weights("ballast", data=bytearray(BALLAST_BYTES))
     return job
+
+
+def saved_and_swept(job: Job) -> None:
+    """Save, and wait also for the retention that follows the commit in the same thread."""
+    job.save().wait(deadline_s=30)
+    job.saver.raise_owed(waits=True)
 
 
 @pytest.mark.parametrize("is_background", [False, True])
@@ -63,7 +69,7 @@ def test_a_save_that_cannot_fit_is_refused_before_anything_is_made(is_background
     }
     assert folders(storage) == [10, 20, 30], "also what is marked stays: no save was committed"
     storage.free = 2 * BALLAST_BYTES
-    job.save().wait(deadline_s=30)
+    saved_and_swept(job)
     assert folders(storage) == [20, 30, 40]
     job.saver.close()
 
