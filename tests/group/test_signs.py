@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +19,7 @@ SILENCE_S = 60.0
 FROZEN_S = 1000.0
 # A count is looked at eight times within the silence, but at least every five seconds.
 LOOK_S = 5.0
+BEGUN_S = 30.0
 
 SILENT_2 = (
     "AbortedError: 1 of 3 ranks show no sign of life [read]; "
@@ -37,9 +40,11 @@ def frozen(rank: int, key: str) -> MessageScript:
     return MessageScript((pause, beats))
 
 
-def played(scripts: dict[int, MessageScript], act: Callable[[RankThread], object]) -> tuple[list[object], list[float]]:
-    """Return what each of three ranks returned or raised, and how long that took on the shared clock."""
-    job, lasted_s = RankThreads(3, scripts=scripts), [0.0] * 3
+def played(
+    scripts: dict[int, MessageScript], act: Callable[[RankThread], object], *, ranks: int = 3
+) -> tuple[list[object], list[float]]:
+    """Return what each of some ranks returned or raised, and how long that took on the shared clock."""
+    job, lasted_s = RankThreads(ranks, scripts=scripts), [0.0] * ranks
 
     def timed(rank: RankThread) -> object:
         began = rank.ambient.monotonic()
@@ -79,9 +84,16 @@ def test_a_frozen_rank_is_named_on_all_when_it_was_silent_for_long_and_hears_it_
 
 
 def test_a_rank_that_died_is_named_as_soon() -> None:
-    told, lasted_s = played({2: MessageScript((MessageFault(MessageEffect.STOP, key="read/2"),))}, gather)
+    def die(rank: RankThread) -> list[bytes] | None:
+        with rank.group.watched(silence_s=SILENCE_S):
+            if rank.rank == 2:
+                # Its count, which another thread makes, has moved by then.
+                rank.ambient.sleep(BEGUN_S)
+            return gather(rank)
+
+    told, lasted_s = played({2: MessageScript((MessageFault(MessageEffect.STOP, key="read/2"),))}, die)
     assert str(told[0]) == str(told[1]) == SILENT_2.removeprefix("AbortedError: ")
-    assert max(lasted_s) <= SILENCE_S + 3 * LOOK_S
+    assert max(lasted_s) <= BEGUN_S + SILENCE_S + 3 * LOOK_S
 
 
 def test_a_frozen_leader_is_lost_to_the_others_as_soon() -> None:
@@ -144,3 +156,24 @@ def test_the_death_of_the_thread_that_counts_is_raised_where_the_next_block_begi
             pass
     with pytest.raises(SimulatedCrash), pulse.beating(SILENCE_S):
         pass
+
+
+def test_the_played_time_does_not_pass_by_a_thread_that_has_only_been_started() -> None:
+    """A count that begins when hours are over would be that of a rank which was frozen meanwhile."""
+
+    def act(rank: RankThread) -> float:
+        seen_s: list[float] = []
+
+        def count() -> None:
+            time.sleep(0.05)
+            seen_s.append(rank.ambient.monotonic())
+
+        thread = threading.Thread(target=count, name="safepoint-alive", daemon=True)
+        began = rank.ambient.monotonic()
+        thread.start()
+        rank.ambient.sleep(DEADLINE_S)
+        thread.join()
+        return seen_s[0] - began
+
+    (waited_s,) = played({}, act, ranks=1)[0]
+    assert isinstance(waited_s, float) and waited_s < DEADLINE_S

@@ -95,7 +95,12 @@ def test_the_store_of_another_job_at_the_same_port_is_not_ours(board: TorchStore
 def test_the_hosts_are_tried_in_their_order_until_one_is_ours(
     board: TorchStoreBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_store, "_CONNECT_S", 1.0)
+    connect = torch_store._tcp_store
+
+    def connected(host: str, port: int, *, is_server: bool, wait_s: float) -> Any:
+        return connect(host, port, is_server=is_server, wait_s=0.5 if host == "name.invalid" else wait_s)
+
+    monkeypatch.setattr(torch_store, "_tcp_store", connected)
     place = Place(("name.invalid", "127.0.0.1"), board.place.port, board.place.namespace)
     post_surely(board, "a", b"x")
     assert TorchStoreBoard(place).look("a", limit_s=LIMIT_S) == b"x"

@@ -25,6 +25,7 @@ from safepoint.storage.memory import MemoryStorage
 from safepoint.storage.reading import Foreseeing
 
 STEP = 16 << 20
+LONGEST_WAIT_S = 60
 
 
 class Asked(MemoryStorage):
@@ -153,8 +154,21 @@ def test_a_restore_reads_its_own_file_ahead(tmp_path: Path, monkeypatch: pytest.
         manager.restore()
         manager.after_update()
         generation = manager.save().wait().generation
-    asked: list[str] = []
-    monkeypatch.setattr(LocalStorage, "foresee", lambda self, path, *range: asked.append(path))
+    asked, is_asked, read = list[str](), threading.Event(), LocalStorage.read
+
+    def foresee(storage: LocalStorage, path: str, *place: int) -> bool:
+        asked.append(path)
+        is_asked.set()
+        return False
+
+    def read_late(storage: LocalStorage, path: str, **limits: int) -> bytes:
+        # A restore that is quick ends the reading ahead before it has begun.
+        if path.endswith("rank-00000-of-00001.json"):
+            assert is_asked.wait(LONGEST_WAIT_S)
+        return read(storage, path, **limits)
+
+    monkeypatch.setattr(LocalStorage, "foresee", foresee)
+    monkeypatch.setattr(LocalStorage, "read", read_late)
     with sp.CheckpointManager(tmp_path, {"model": model}) as manager:
         assert manager.restore().step == 1
     assert asked == [f"generations/{generation}/rank-00000-of-00001.safetensors"]

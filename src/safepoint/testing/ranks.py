@@ -20,6 +20,8 @@ from safepoint.testing.ambient import FakeAmbient, FakeWorld
 
 _GUARD_S = 60.0
 _TICK_S = 0.02
+# The names of the library's own threads that go by the clock.
+_BY_THE_CLOCK = frozenset({"safepoint-alive", "safepoint-save"})
 
 _Result = TypeVar("_Result")
 
@@ -185,14 +187,16 @@ class MemoryBoard:
 class SharedClock:
     """Keep the time of a `FakeWorld` for many threads.
 
-    When every thread that was seen here and lives is asleep, time goes to the first awakening at once. Else a sleep
-    ends at the latest after its length in real time, so that a thread that waits for something else delays nobody.
+    When every thread that was seen here and lives is asleep, time goes to the first awakening at once. A thread of the
+    library's that has only been started counts as awake, however late it comes. Else a sleep ends at the latest after
+    its length in real time, so that a thread that waits for something else delays nobody.
     """
 
     def __init__(self, world: FakeWorld) -> None:
         self._world = world
         self._condition = threading.Condition()
         self._threads: set[threading.Thread] = set()
+        self._strangers = _by_the_clock()
         self._awakenings: dict[threading.Thread, float] = {}
 
     def enter(self) -> None:
@@ -236,9 +240,14 @@ class SharedClock:
 
     def _skip(self) -> None:
         self._threads = {thread for thread in self._threads if thread.is_alive()}
-        if self._awakenings and self._threads <= set(self._awakenings):
+        awaited = self._threads | (_by_the_clock() - self._strangers)
+        if self._awakenings and awaited <= set(self._awakenings):
             self._world.seconds = max(self._world.seconds, min(self._awakenings.values()))
             self._condition.notify_all()
+
+
+def _by_the_clock() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name in _BY_THE_CLOCK}
 
 
 class RankAmbient:
