@@ -1,10 +1,16 @@
-"""The processes that begin with torch imported are processes of their own, and a rank that fails ends the others."""
+"""Processes that begin with torch imported, and those that begin without its compiler, are like any other."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.warm import WarmPython
+import pytest
+
+from tests.warm import EAGER, SOURCE, WarmPython
 
 
 def test_a_script_leaves_nothing_behind_for_the_next_one(tmp_path: Path, warm_python: WarmPython) -> None:
@@ -40,3 +46,32 @@ def test_a_script_that_takes_too_long_is_ended(tmp_path: Path, warm_python: Warm
     script = tmp_path / "script.py"
     script.write_text("import signal\nsignal.pause()\n")
     assert warm_python.run(script, folder=tmp_path, logs=tmp_path, limit_s=1).returncode == -14
+
+
+TRAINING = """
+import json, sys, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+is_absent = "torch._dynamo.utils" not in sys.modules
+import torch._dynamo.utils
+is_itself = torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
+compiled = torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+print(json.dumps([is_absent, is_itself, compiled.tolist(), model.weight.tolist()]))
+"""
+
+
+@pytest.mark.soak
+def test_a_training_without_a_compiler_is_the_same_and_the_compiler_comes_when_it_is_needed() -> None:
+    told = []
+    for path in ([SOURCE, EAGER], [SOURCE]):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+        command = [sys.executable, "-c", TRAINING]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
+        told.append(json.loads(done.stdout))
+    assert [one[0] for one in told] == [True, False]
+    assert told[0][1:] == told[1][1:]
+    assert told[0][1:3] == [True, [2.0, 2.0]]

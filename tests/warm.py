@@ -22,6 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
+# On the path of a process, it keeps the compiler of torch out.
+EAGER = ROOT / "tests" / "eager"
 _ENDS_WITHIN_S = 100
 
 

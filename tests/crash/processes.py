@@ -16,6 +16,7 @@ from safepoint.ambient import SystemAmbient
 from safepoint.storage.local import LocalStorage
 from safepoint.testing.ambient import FakeWorld
 from tests.crash.job import Job, Weights, whole_state
+from tests.warm import EAGER
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": SOURCE},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, str(EAGER)])},
         )
 
     def line(self) -> dict[str, Any]:

@@ -10,13 +10,12 @@ import pytest
 
 from safepoint.ambient import SystemAmbient
 from safepoint.drill.demo import Demonstration, perform, training_script
-
-ROOT = Path(__file__).parents[2]
+from tests.warm import EAGER, ROOT, SOURCE
 
 
 @pytest.mark.timeout(400)
 def test_every_act_holds_and_every_damage_is_refused_with_its_reason(tmp_path: Path) -> None:
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(SOURCE), str(EAGER), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     demonstration = Demonstration(tmp_path, sys.executable, training_script(), environment, SystemAmbient())
     acts = list(perform(demonstration))

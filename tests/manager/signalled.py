@@ -336,7 +336,7 @@ def train_rank(line: Line, root: Path, rank: int, then: str) -> None:
     """Be one of two ranks of the same training; say one update, and run freely from there until the run should stop."""
     meeting = root.with_suffix(".meeting")
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    job = build(root, signals=sp.on_signals("TERM", grace_s=5.0, then=then))
+    job = build(root, signals=sp.on_signals("TERM", grace_s=10.0, then=then))
     with job.manager as manager:
         manager.restore()
         while not manager.should_stop:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -20,8 +18,8 @@ import safepoint as sp
 from safepoint.faults.script import Effect, Fault, FaultScript
 from safepoint.faults.storage import FaultyStorage
 from safepoint.storage.local import LocalStorage
-from tests.architecture.source import ROOT
 from tests.manager.jobs import bits, build, die, picture, train
+from tests.warm import WarmPython
 
 LONGEST_WAIT_S = 60
 
@@ -253,11 +251,11 @@ def test_a_failed_save_leaves_the_training_and_the_older_checkpoints_as_they_are
 
 
 SCRIPT = """
-import sys, errno, torch, safepoint as sp
+import errno, torch, safepoint as sp
 from safepoint.storage.local import LocalStorage
 from safepoint.faults.script import Effect, Fault, FaultScript
 from safepoint.faults.storage import FaultyStorage
-url, fails = sys.argv[1], sys.argv[2] == "fails"
+url, fails = "run", {fails}
 fault = Fault(Effect.FAIL, verb="write", path="*.safetensors", errno=errno.ENOSPC)
 storage = FaultyStorage(LocalStorage(url), FaultScript((fault,) if fails else ()))
 model = torch.nn.Linear(300, 300)
@@ -267,16 +265,18 @@ manager.save()
 """
 
 
-@pytest.mark.parametrize("outcome, code", [("holds", 0), ("fails", 5)])
-def test_a_script_that_ends_without_asking_completes_its_save_or_fails(tmp_path: Path, outcome: str, code: int) -> None:
+@pytest.mark.parametrize("fails, code", [(False, 0), (True, 5)])
+def test_a_script_that_ends_without_asking_completes_its_save_or_fails(
+    tmp_path: Path, warm_python: WarmPython, fails: bool, code: int
+) -> None:
     """Field reports B189, B190, B191."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), outcome]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("{fails}", str(fails)))
+    done = warm_python.run(script, folder=tmp_path, logs=tmp_path)
 
-    assert done.returncode == code, done.stderr
-    assert ("a background save failed and nobody asked" in done.stderr) == (code != 0)
-    checkpoints = sp.open_run(tmp_path).checkpoints()
+    assert done.returncode == code, done.errors
+    assert ("a background save failed and nobody asked" in done.errors) == (code != 0)
+    checkpoints = sp.open_run(tmp_path / "run").checkpoints()
     assert [one.step for one in checkpoints] == ([1] if code == 0 else [])
 
 

@@ -144,11 +144,20 @@ def test_torchdatas_loader_as_an_item_goes_on_exactly(tmp_path: Path) -> None:
             assert job.picture() == after, cut
 
 
-def test_torchdatas_workers_keep_the_order_and_their_streams_lower_the_promise(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "cuts"),
+    [
+        (1, [(2, "same_data")]),
+        pytest.param(EPOCHS, [(2, "same_data"), (6, "exact"), (9, "same_data")], marks=pytest.mark.soak),
+    ],
+)
+def test_torchdatas_workers_keep_the_order_and_their_streams_lower_the_promise(
+    tmp_path: Path, epochs: int, cuts: list[tuple[int, str]]
+) -> None:
     """What the workers draw for the samples is saved nowhere; which samples come is."""
     whole = torchdata_script(tmp_path / "whole", seed=0, workers=2)
-    expected = whole.run()
-    for cut, level in [(2, "same_data"), (6, "exact"), (9, "same_data")]:
+    expected = whole.run(epochs=epochs)
+    for cut, level in cuts:
         job = torchdata_script(tmp_path / str(cut), seed=0, workers=2)
         with pytest.raises(Died), job.manager:
             job.run(cut=cut)
@@ -156,7 +165,7 @@ def test_torchdatas_workers_keep_the_order_and_their_streams_lower_the_promise(t
         job = torchdata_script(tmp_path / str(cut), seed=5, workers=2, contract=sp.Contract(level="same_data"))
         with job.manager:
             assert job.manager.restore().promise.level == level
-            done = job.run()
+            done = job.run(epochs=epochs)
         assert [ids for ids, _ in done] == [ids for ids, _ in expected[cut:]], cut
         assert (done == expected[cut:]) == (level == "exact"), cut
 

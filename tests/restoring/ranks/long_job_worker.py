@@ -1,4 +1,4 @@
-"""A rank of `test_long_job`: trains, and saves every hundred updates; called with a folder and the last update.
+"""A rank of `test_long_job`: trains, and saves; called with a folder, the last update, and from save to save how many.
 
 A data-parallel model, a loader, a generator of each rank's own. Prints a line of JSON about where it began and ended.
 """
@@ -40,7 +40,7 @@ def weights(model: torch.nn.Module) -> str:
     return digest_bytes(held)
 
 
-def main(folder: Path, last: int) -> None:
+def main(folder: Path, last: int, save_every: int) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -51,7 +51,7 @@ def main(folder: Path, last: int) -> None:
     loader = ResumableLoader(Points(), 2, seed=5, rank=rank, world_size=ranks)
     state = {"model": model, "optimizer": optimizer, "data": loader, "noise": noise}
     said: dict[str, Any] = {"rank": rank, "at": {}, "ids": []}
-    manager = sp.CheckpointManager(folder, state, save=sp.every(updates=100))
+    manager = sp.CheckpointManager(folder, state, save=sp.every(updates=save_every))
     report = manager.restore()
     said.update(step=report.step, replayed=report.replayed, report=str(report))
     said["at"][report.step] = [weights(model), *own(noise, loader)]
@@ -64,19 +64,17 @@ def main(folder: Path, last: int) -> None:
             said["ids"] = loader.last_ids()
             manager.after_update()
             step = manager.progress.step
-            if step % 100 == 0 or step == last:
+            if step % save_every == 0 or step == last:
                 said["at"][step] = [weights(model), *own(noise, loader)]
             if step == last:
                 break
         if manager.epoch_end_due:
             manager.end_epoch()
-    # One write for a line: the ranks share one pipe.
-    sys.stdout.write(json.dumps(said) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(said), flush=True)
     dist.barrier()
     # The job dies here: nothing is closed.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

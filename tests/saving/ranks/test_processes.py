@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +12,19 @@ from safepoint.format.index import Index
 from safepoint.format.manifest import Manifest
 from safepoint.storage.local import LocalStorage
 from tests.saving.ranks.job import indexes, manifests
+from tests.warm import WarmPython
 
-ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("worker.py")
 RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, dict[str, Any]]]:
+def run(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> tuple[Path, dict[int, dict[str, Any]]]:
     """Run the job once; return its folder and what each rank said."""
     folder = tmp_path_factory.mktemp("ranks")
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    start = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), str(WORKER), str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", *start],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    said: dict[int, dict[str, Any]] = {rank: {} for rank in range(RANKS)}
-    for line in done.stdout.splitlines():
-        if line.startswith("["):
-            rank, what, value = json.loads(line)
-            said[rank][what] = value
-    return folder, said
+    ranks = warm_python.run_ranks(WORKER, folder, count=RANKS, logs=folder)
+    assert not any(one.returncode for one in ranks), ranks
+    return folder, {rank: dict(map(json.loads, one.output.splitlines())) for rank, one in enumerate(ranks)}
 
 
 def stored(folder: Path) -> tuple[Manifest, list[Index]]:
