@@ -224,7 +224,8 @@ def lead_restore(world_size: int, folder: Path, stat_s: float, read_s: float) ->
     storage, manifest, examine_s = opened(world_size, folder, stat_s, read_s)
     reports = [b"v" + message for message in Posted(folder / "reports").read()]
     nothing = [b"v" + msgspec.msgpack.encode([])] * world_size
-    exchanges = iter([reports, nothing, nothing])
+    succeeded = [b"v" + msgspec.msgpack.encode(None)] * world_size
+    exchanges = iter([reports, nothing, succeeded, nothing])
     board = PlayedBoard(lambda topic: next(exchanges))
     group = BoardGroup(board, rank=0, world_size=world_size, ambient=SystemAmbient())
     ranks = Ranks(group, deadline_s=DEADLINE_S)

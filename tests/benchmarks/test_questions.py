@@ -30,6 +30,18 @@ for module in (memory_and_disk, partial_change, small_state):
     print("next", flush=True)
 """
 
+SCALE = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import commit_scale
+from harness.scaled_restore import PARTS
+folder = Path(sys.argv[2])
+commit_scale.prepare(2, folder)
+found = {"lead": commit_scale.lead(2, folder, 0.0)}
+print(json.dumps({**found, **{name: part(2, folder, 0.0, 0.0) for name, part in PARTS.items()}}))
+"""
+
 
 def test_quick_questions_print_a_document_and_leave_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -46,6 +58,23 @@ def test_quick_questions_print_a_document_and_leave_nothing(tmp_path: Path) -> N
     for document in documents:
         check(document)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_work_for_many_ranks_is_measured_for_a_few(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCALE, str(BENCHMARKS), str(tmp_path)],
+        env=ENVIRONMENT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["lead"]["next"]["looks_at_objects"] == 4, "two objects of each of two ranks"
+    assert found["lead_restore"]["messages_of_the_leader"]["count"] > 0
+    assert found["rank_restore"]["ranks"] == 2
+    assert found["alone_restore"]["plan_s"] > 0
 
 
 @pytest.mark.soak
