@@ -84,7 +84,7 @@ class Copying:
         self._shift = turn * 4099 * _SAMPLE_BYTES % _PART_BYTES
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
-        self._has_ended = self._is_left = False
+        self._has_ended = self._is_left = self._is_waited_for = False
         self._in_flight = 0
         self._told: list[Callable[[], object]] = []
         self._next = 0
@@ -145,6 +145,9 @@ class Copying:
         Raises:
             TornSnapshotError: The state changed while it was copied.
         """
+        if self._is_waited_for:
+            # Digests and writes can wait, the training does.
+            self._help(is_behind=True)
         while self._next < len(self._starts) and self._starts[self._next] < end:
             index = self._next
             self._copy(index)
@@ -162,6 +165,7 @@ class Copying:
 
         A failure is that of the save, and is raised where the file is written.
         """
+        self._is_waited_for = True
         self._help(is_behind=True)
         self._wait_until(lambda: self.is_complete)
         self._learn()
