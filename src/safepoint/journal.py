@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from safepoint.errors import CorruptionError, ObjectMissingError, StorageError
+from safepoint.errors import CorruptionError, ObjectMissingError, SafepointError, StorageError
 from safepoint.format.names import MAX_STEP, journal_path
 from safepoint.storage.base import Appender, Storage
 
@@ -68,7 +68,7 @@ class Journal:
         with self._lock:
             try:
                 verb(line)
-            except StorageError as exc:
+            except (SafepointError, OSError) as exc:
                 _log.warning("a line of the journal could not be written: %s", exc)
 
 

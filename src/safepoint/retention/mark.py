@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage, read_tombstone
-from safepoint.errors import FencedError, ObjectExistsError, OutcomeUnknownError, StorageError
+from safepoint.errors import FencedError, ObjectExistsError, SafepointError
 from safepoint.format.encoding import seal
 from safepoint.format.names import TOMBSTONE, generation_path
 from safepoint.format.records import TombstoneRecord
@@ -54,12 +54,6 @@ def mark(
     for decision in decisions:
         if decision.is_kept or decision.generation in protected:
             continue
-        try:
-            # It may be choosing what to resume from, and would find that gone by the time it reads it.
-            check_not_fenced(storage, Claim(run, incarnation))
-        except FencedError as exc:
-            warnings.append(f"nothing more is marked: {exc.found} is newer")
-            break
         record = TombstoneRecord(
             format=FORMAT_VERSION,
             run=run,
@@ -69,8 +63,13 @@ def mark(
             nonce=ambient.token(_NONCE_BYTES),
         )
         try:
+            # It may be choosing what to resume from, and would find that gone by the time it reads it.
+            check_not_fenced(storage, Claim(run, incarnation))
             _publish(storage, lineage, record)
-        except (StorageError, OutcomeUnknownError) as exc:
+        except FencedError as exc:
+            warnings.append(f"nothing more is marked: {exc.found} is newer")
+            break
+        except (SafepointError, OSError) as exc:
             warnings.append(f"{decision.generation} could not be marked for deletion: {exc}")
             continue
         marked.append(decision.generation)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage, examine_all, read_lineage
-from safepoint.errors import CorruptionError, FormatVersionError, StorageError
+from safepoint.errors import SafepointError
 from safepoint.retention.mark import mark
 from safepoint.retention.policy import Decision, Keep, decide, find_unmet
 from safepoint.retention.survey import candidates_among, pins_among, resumed_lately
@@ -57,7 +57,7 @@ def retain(
 ) -> RetentionReport:
     """Sweep what earlier saves marked, then mark what the policy lets go; to be called after a committed save.
 
-    Never raises for the state of the storage: what fails is a warning, for training goes on without it.
+    Never raises an error with a type, or the system's: what fails is a warning, for training goes on without it.
 
     Args:
         storage: Where the run lies; nothing outside it is ever touched.
@@ -70,6 +70,7 @@ def retain(
 
     Spec: C12.
     """
+    swept = SweepReport()
     try:
         lineage = read_lineage(storage)
         swept = sweep(storage, lineage, incarnation, protected=protected, unknown=unknown)
@@ -78,8 +79,8 @@ def retain(
         planned = plan_retention(storage, lineage, policy, protected=protected, unknown=unknown)
         kept = {*protected, *unknown, *resumed_lately(lineage)}
         marked, warnings = mark(storage, lineage, incarnation, run, planned.decisions, kept, ambient=ambient)
-    except (StorageError, CorruptionError, FormatVersionError) as exc:
-        return RetentionReport(SweepReport(), warnings=(str(exc),), stopped=f"the run could not be read: {exc}")
+    except (SafepointError, OSError) as exc:
+        return RetentionReport(swept, warnings=(*swept.warnings, str(exc)), stopped=f"the run could not be read: {exc}")
     warnings = [*swept.warnings, *warnings]
     return RetentionReport(swept, planned.decisions, tuple(marked), tuple(warnings), unmet=planned.unmet)
 

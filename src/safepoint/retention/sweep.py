@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from safepoint.catalog import Lineage, list_generations, read_tombstone
-from safepoint.errors import CorruptionError, FencedError, FormatVersionError, ObjectMissingError, StorageError
+from safepoint.errors import CorruptionError, FencedError, FormatVersionError, ObjectMissingError, SafepointError
 from safepoint.format.encoding import MANIFEST_LIMIT_BYTES
 from safepoint.format.manifest import Manifest, decode_manifest
 from safepoint.format.names import (
@@ -103,13 +103,13 @@ def sweep(
     warnings: list[str] = []
     freed = 0
     for name in _sweepable(lineage, incarnation, contents, protected):
-        # A newer start may have chosen what to resume from since we looked, by rules that this sweep does not know.
-        stopped = stopped or _newer_start(storage, incarnation)
-        if stopped:
-            break
         try:
+            # A newer start may have chosen what to resume from since we looked, by rules that this sweep does not know.
+            stopped = stopped or _newer_start(storage, incarnation)
+            if stopped:
+                break
             size_bytes, is_gone = _delete_generation(storage, name, needed, is_dry=is_dry)
-        except (StorageError, CorruptionError) as exc:
+        except (SafepointError, OSError) as exc:
             warnings.append(f"{name} could not be deleted: {exc}")
             continue
         freed += size_bytes
