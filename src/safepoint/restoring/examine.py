@@ -11,9 +11,10 @@ Spec: C10.6, C11.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -167,16 +168,22 @@ def _texts(storage: Storage, references: Sequence[ObjectReference]) -> Iterator[
         yield from (read_text(storage, reference) for reference in references)
         return
     with ThreadPoolExecutor(_READ_AHEAD) as pool:
-        under_way: deque[tuple[int, Future[bytes]]] = deque()
+        under_way: deque[tuple[int, Callable[[], bytes]]] = deque()
         for reference in references:
             size_bytes = reference.size_bytes
             while under_way and (
                 len(under_way) == _READ_AHEAD or size_bytes + sum(size for size, _ in under_way) > _READ_AHEAD_BYTES
             ):
-                yield under_way.popleft()[1].result()
-            under_way.append((size_bytes, pool.submit(read_text, storage, reference)))
+                yield under_way.popleft()[1]()
+            read: Callable[[], bytes] = partial(read_text, storage, reference)
+            try:
+                read = pool.submit(read).result
+            except RuntimeError:
+                # At a limit of the system a text is read when its turn comes.
+                pass
+            under_way.append((size_bytes, read))
         while under_way:
-            yield under_way.popleft()[1].result()
+            yield under_way.popleft()[1]()
 
 
 def _check_own(manifest: Manifest, index: StoredIndex) -> None:

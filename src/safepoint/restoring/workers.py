@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -17,6 +18,8 @@ Result = TypeVar("Result")
 
 class Workers:
     """Carry out tasks, on threads of their own or, with a count of 0, at once by who starts them.
+
+    So is a task for which the system gives no thread.
 
     A context manager: leaving it waits for the tasks under way, and with an error it stops them.
     """
@@ -44,10 +47,16 @@ class Workers:
 
     def start(self, task: Callable[[], Result]) -> Future[Result]:
         """Begin a task, or put it behind those that are waiting."""
-        if self._pool is not None:
-            return self._pool.submit(self._carry_out, task)
         done: Future[Result] = Future()
-        done.set_result(task())
+        if self._pool is None:
+            done.set_result(task())
+            return done
+        once = _Once(partial(self._carry_out, task, done))
+        try:
+            self._pool.submit(once)
+        except RuntimeError:
+            # It lies in the queue all the same, and a thread that could be started before may have taken it.
+            once()
         return done
 
     def result_of(self, task: Future[Result]) -> Result:
@@ -61,12 +70,25 @@ class Workers:
             raise next(iter(self._failures), error)
         return task.result()
 
-    def _carry_out(self, task: Callable[[], Result]) -> Result:
+    def _carry_out(self, task: Callable[[], Result], done: Future[Result]) -> None:
         if self.is_stopped:
-            raise CancelledError
+            done.set_exception(CancelledError())
+            return
         try:
-            return task()
-        except BaseException as exc:
+            done.set_result(task())
+        except BaseException as exc:  # noqa: BLE001 (the top of a thread hands everything on)
             self._failures.append(exc)
             self._stopped.set()
-            raise
+            done.set_exception(exc)
+
+
+class _Once:
+    """Do something at the first call alone, whichever thread makes it."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+        self._free = threading.Lock()
+
+    def __call__(self) -> None:
+        if self._free.acquire(blocking=False):
+            self._act()

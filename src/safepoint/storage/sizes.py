@@ -26,5 +26,9 @@ def sizes_of(storage: Storage, paths: Sequence[str]) -> list[int | ObjectMissing
 
     if len(paths) < AT_ONCE:
         return [size(path) for path in paths]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(size, paths))
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(size, paths))
+    except RuntimeError:
+        # At a limit of the system they are asked for one after the other.
+        return [size(path) for path in paths]
