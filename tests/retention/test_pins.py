@@ -24,6 +24,7 @@ from tests.build import begin, floats, write_generation, write_incarnation
 from tests.retention.saves import CHAIN, DATA, after_save, borrowing_from, everything, save, steps
 
 FIRST = "step-000000000001-i000001-0badcafe"
+DIES_AFTER_THE_PIN = Fault(Effect.STOP, verb="sync_folder", path="generations/*", lasts=True)
 
 
 class Interleaved(MemoryStorage):
@@ -104,7 +105,6 @@ def test_a_mark_beside_a_pin_is_void() -> None:
     save(racing, 4)
     save(racing, 5)
     assert steps(racing) == [1, 4, 5]
-    assert pin("", 1, reason="just in time", storage=racing) == FIRST
 
 
 def test_a_mark_beside_a_pin_goes_with_the_pin() -> None:
@@ -137,6 +137,67 @@ def test_a_pin_is_refused_where_a_mark_came_first() -> None:
     assert steps(racing) == [2, 3]
     with pytest.raises(RequestError, match="marked for deletion"):
         pin("", 1, reason="too late", storage=racing)
+
+
+def test_a_pin_that_is_found_beside_a_mark_is_not_confirmed() -> None:
+    """Who set it died before the look for a mark, which a sweep may have seen before the pin.
+
+    Spec: C12.8.
+    """
+    racing = Interleaved("pinned.json")
+    begin(racing)
+    for step in (1, 2, 3):
+        write_generation(racing, step, chain=CHAIN)
+    racing.happens = lambda: after_save(racing)
+    with pytest.raises(SimulatedCrash):
+        pin("", 1, reason="mine", storage=FaultyStorage(racing, FaultScript((DIES_AFTER_THE_PIN,))))
+    assert read_pin(racing, FIRST) is not None
+    before = everything(racing)
+    with pytest.raises(RequestError, match=r"came first is not to be seen.*stays"):
+        pin("", 1, reason="mine", storage=racing)
+    assert everything(racing) == before
+    save(racing, 4)
+    assert 1 in steps(racing), "the pin protects from what begins after it"
+    unpin("", 1, storage=racing)
+    assert pin("", 1, reason="mine", storage=racing) == FIRST
+
+
+def test_a_pin_of_somebody_else_is_never_taken_back() -> None:
+    """Two pin the same one at once. The first is confirmed, and so the mark that comes then is void.
+
+    Spec: C12.8.
+    """
+    marking, racing = Interleaved("deleted.json"), Interleaved("pinned.json")
+    racing._entries = marking._entries
+    begin(racing)
+    for step in (1, 2, 3):
+        write_generation(racing, step, chain=CHAIN)
+
+    def first_pins_and_retention_marks() -> None:
+        marking.happens = lambda: pin("", 1, reason="mine", storage=marking)
+        after_save(marking)
+
+    racing.happens = first_pins_and_retention_marks
+    with pytest.raises(RequestError, match="came first is not to be seen"):
+        pin("", 1, reason="mine", storage=racing)
+    assert read_pin(racing, FIRST) is not None
+    save(racing, 4)
+    save(racing, 5)
+    assert steps(racing) == [1, 4, 5]
+
+
+def test_a_pin_that_is_found_is_made_durable_before_it_is_confirmed() -> None:
+    """Spec: C12.8."""
+    disk = SimulatedDisk()
+    begin(disk)
+    save(disk, 1)
+    for folder in ("", "incarnations", "generations", generation_path(FIRST)):
+        disk.sync_folder(folder)
+    unsynced = Fault(Effect.STOP, verb="sync_folder", lasts=True)
+    with pytest.raises(SimulatedCrash):
+        pin("", 1, reason="mine", storage=FaultyStorage(disk, FaultScript((unsynced,))))
+    assert pin("", 1, reason="mine", storage=disk) == FIRST
+    assert all(read_pin(state, FIRST) is not None for state in disk.crash_states(1, 16))
 
 
 def test_a_pin_is_set_again_with_the_same_reason_only(storage: MemoryStorage) -> None:

@@ -5,6 +5,8 @@
    a sweep looks for a pin after it has seen a mark. So either the sweep sees the pin, or the pin is refused.
 3. If we die within `pin`, the checkpoint is pinned or it is not. One that was marked at that same moment may then be
    swept in spite of its pin, and shows as damaged.
+4. Who finds a pin confirms it as little as its own where a mark stands beside it, for which came first is not to be
+   seen. Only who set a pin takes it back: another one's may have been confirmed before the mark.
 
 Spec: C12.8.
 """
@@ -50,7 +52,8 @@ def pin(
     Raises:
         NotFoundError: The run has no good checkpoint of this step.
         CorruptionError: It has a damaged one.
-        RequestError: It is pinned with another reason, or marked for deletion: its data may go at any time.
+        RequestError: It is pinned with another reason, or marked for deletion: its data may go at any time. A pin that
+            stood there before this call stays.
 
     Spec: C12.8.
     """
@@ -58,9 +61,6 @@ def pin(
     storage, ambient = storage or open_storage(run), ambient or SystemAmbient()
     lineage = _lineage_of(storage)
     generation = _choose(storage, lineage, step)
-    if read_pin(storage, generation) is not None:
-        _check_same(storage, generation, reason)
-        return generation
     record = PinRecord(
         format=FORMAT_VERSION,
         run=lineage.run or "",
@@ -69,18 +69,19 @@ def pin(
         pinned=utc_text(ambient.now()),
         nonce=ambient.token(_NONCE_BYTES),
     )
-    path = generation_path(generation, PIN)
-    try:
-        publish_record(storage, path, record)
-    except ObjectExistsError:
+    is_ours = read_pin(storage, generation) is None and _is_published(storage, record)
+    if not is_ours:
         _check_same(storage, generation, reason)
+    # Also of a pin that was found: who set it may have died before this.
     storage.sync_folder(generation_path(generation))
     mark = read_mark(storage, generation, _lineage_of(storage))
-    if mark is not None:
-        # A sweep that saw the mark before the pin may be deleting already.
-        _remove(storage, path)
-        raise _marked(generation, mark.reason)
-    return generation
+    if mark is None:
+        return generation
+    # A sweep that saw the mark before the pin may be deleting already.
+    if not is_ours:
+        raise _doubtful(generation, mark.reason)
+    _remove(storage, generation_path(generation, PIN))
+    raise _marked(generation, mark.reason)
 
 
 def unpin(run: str | os.PathLike[str], step: int, *, storage: Storage | None = None) -> list[str]:
@@ -144,6 +145,15 @@ def _choose(storage: Storage, lineage: Lineage, step: int) -> str:
     raise NotFoundError("no checkpoint has this step", where=f"{storage.url}@{step}", found=f"steps {shown}")
 
 
+def _is_published(storage: Storage, record: PinRecord) -> bool:
+    """Set a pin, and return whether it is this one that stands there."""
+    try:
+        publish_record(storage, generation_path(record.generation, PIN), record)
+    except ObjectExistsError:
+        return False
+    return True
+
+
 def _check_same(storage: Storage, generation: str, reason: str) -> None:
     found = read_pin(storage, generation)
     if found is None or found.reason != reason:
@@ -162,6 +172,16 @@ def _marked(generation: str, reason: str) -> RequestError:
         where=generation,
         found=reason,
         remedy="It is not pinned. Copy its folder if it is still whole, or pin another step.",
+    )
+
+
+def _doubtful(generation: str, reason: str) -> RequestError:
+    return RequestError(
+        "the checkpoint bears a pin and a mark for deletion, and which came first is not to be seen",
+        where=generation,
+        found=reason,
+        remedy="The pin stays, and later saves delete nothing of it; one that is under way may. Once the job has saved "
+        "again, look with `safepoint verify` whether it is whole; then unpin it and pin it once more.",
     )
 
 
