@@ -253,8 +253,12 @@ class Saver:
             copying = staged.copying
             if copying is not None:
                 self.behind.follow(copying, running)
-            self._thread.launch(handle, work, then)
-            staged.origin.leave_boundary()
+            try:
+                self._thread.launch(handle, work, then)
+            finally:
+                # Also after an interrupt: the training may go on, and the thread reads live memory.
+                if self._thread.is_busy:
+                    staged.origin.leave_boundary()
             if copying is None:
                 handle.mark_staged()
             else:

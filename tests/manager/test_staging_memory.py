@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
 import safepoint as sp
+from safepoint.saving.form import form_of
+from safepoint.saving.ring import LiveOrigin, Ring
 from safepoint.saving.stage import StagingBuffer
 from safepoint.storage.local import LocalStorage
 
@@ -52,6 +57,81 @@ def test_with_less_memory_than_the_state_a_save_blocks_until_the_rest_is_written
     manager.close()
     sp.open_run(tmp_path).load(state)
     assert torch.equal(weights["w"], torch.arange(size >> 2, dtype=torch.int32))
+
+
+def test_an_interrupt_returns_to_the_loop_only_when_live_memory_is_read_no_more(tmp_path: Path) -> None:
+    """A real one, which comes while the thread of the save stands in the middle of the state."""
+    is_writing, is_interrupted, has_returned, goes_on = (threading.Event() for _ in range(4))
+    was_early: list[bool] = []
+
+    class Standing(Counting):
+        def create(self, path: str, *, size_bytes: int = 0) -> Any:
+            writer = super().create(path, size_bytes=size_bytes)
+            write = writer.write
+
+            def stand(data: memoryview) -> None:
+                is_writing.set()
+                assert goes_on.wait(LONGEST_WAIT_S)
+                write(data)
+
+            writer.write = stand
+            return writer
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        is_interrupted.set()
+        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        assert is_writing.wait(LONGEST_WAIT_S)
+        # As Ctrl-C: it has to come to a wait that only a real signal ends.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        assert is_interrupted.wait(LONGEST_WAIT_S)
+        was_early.append(has_returned.wait(0.2))
+        goes_on.set()
+
+    size = 80 << 20
+    weights = {"w": torch.arange(size >> 2, dtype=torch.int32)}
+    manager = sp.CheckpointManager(
+        tmp_path,
+        {"weights": weights},
+        background=True,
+        staging_memory=32 << 20,
+        storage=Standing(tmp_path),
+        signals=None,
+    )
+    manager.restore()
+    previous = signal.signal(signal.SIGINT, interrupted)
+    helper = threading.Thread(target=interrupt)
+    try:
+        helper.start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.save()
+        has_returned.set()
+        weights["w"].zero_()
+        helper.join()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert was_early == [False]
+    manager.close()
+    sp.open_run(tmp_path).load({"weights": weights})
+    assert torch.equal(weights["w"], torch.arange(size >> 2, dtype=torch.int32))
+
+
+def test_interrupts_are_raised_behind_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = LiveOrigin(form_of([], is_alone=True), [], Ring())
+    waits: list[int] = []
+
+    def wait(timeout: float | None = None) -> bool:
+        waits.append(len(waits))
+        if len(waits) <= 2:
+            raise KeyboardInterrupt
+        origin.end()
+        return True
+
+    monkeypatch.setattr(origin._is_read, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        origin.leave_boundary()
+    assert len(waits) == 3
 
 
 @pytest.mark.parametrize(

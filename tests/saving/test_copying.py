@@ -81,6 +81,41 @@ def test_an_interrupt_while_habits_are_looked_at_lets_the_next_save_have_the_ima
     within(made.leave_image)
 
 
+class InterruptedOnce(threading.Condition):
+    """Let an interrupt come to the main thread right behind the block of one number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._left = number
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[arg-type]  # what a block is left with
+        if threading.current_thread() is threading.main_thread():
+            self._left -= 1
+            if self._left == -1:
+                interrupt()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_interrupt_right_behind_the_taking_of_a_part_lets_the_next_save_have_the_image(number: int) -> None:
+    case = Case()
+    made = case.copying()
+    made._changed = InterruptedOnce(number)
+    with pytest.raises(KeyboardInterrupt):
+        made.advance(case.form.size_bytes)
+    within(made.leave_image)
+
+
+def test_an_interrupt_right_behind_the_taking_of_a_look_lets_the_next_save_have_the_image() -> None:
+    made = Case().copying()
+    made.leave_boundary()
+    # Behind the wait for the copy and the list of what is looked at.
+    made._changed = InterruptedOnce(2)
+    with pytest.raises(KeyboardInterrupt):
+        made.settle()
+    within(made.leave_image)
+
+
 def test_no_thread_writes_into_the_image_after_an_interrupt_at_the_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interrupt comes while the thread of the training waits for the other one."""
     case = Case()

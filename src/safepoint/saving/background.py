@@ -115,14 +115,14 @@ class BackgroundSaver:
 
     def _start(self, handle: SaveHandle, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name="safepoint-save", daemon=False)
-        self._handle, self._thread = handle, None
+        # Before it is started: an interrupt may come once it runs, and the next save has to wait for it all the same.
+        self._handle, handle._thread, self._thread = handle, thread, thread
         try:
             thread.start()
         except RuntimeError as exc:
+            handle._thread = self._thread = None
             _log.warning("a save could not have a thread of its own and is done at the boundary: %s", exc)
             target()
-            return
-        handle._thread = self._thread = thread
 
     @property
     def is_busy(self) -> bool:

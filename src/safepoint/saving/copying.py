@@ -219,15 +219,16 @@ class Copying:
 
     def _copy(self, index: int) -> None:
         """Copy a part, unless it is somebody's already."""
-        with self._changed:
-            if self._has_ended or self._is_taken[index]:
-                return
-            self._is_taken[index] = 1
-            self._in_flight += 1
-        region = self._of[index]
         failure: BaseException | None = None
-        is_last = False
+        is_ours = is_last = False
         try:
+            with self._changed:
+                if self._has_ended or self._is_taken[index]:
+                    return
+                region = self._of[index]
+                self._is_taken[index] = 1
+                self._in_flight += 1
+                is_ours = True
             self._bring(region, self._starts[index])
             with self._changed:
                 region.left -= 1
@@ -243,7 +244,8 @@ class Copying:
                 # An interrupt is that of the thread that it came to, besides.
                 raise
         finally:
-            self._note(index, region, is_last=is_last, failure=failure)
+            if is_ours:
+                self._note(index, region, is_last=is_last, failure=failure)
 
     def _note(self, index: int, region: _Region, *, is_last: bool, failure: BaseException | None) -> None:
         told: list[Callable[[], object]] = []
@@ -301,18 +303,20 @@ class Copying:
             helper.join()
 
     def _compare(self, left: Iterator[tuple[_Region, Held]]) -> None:
-        with self._changed:
-            if self._is_left:
-                return
-            self._in_flight += 1
+        is_ours = False
         try:
+            with self._changed:
+                if self._is_left:
+                    return
+                self._in_flight += 1
+                is_ours = True
             for region, held in left:
                 if self._is_left:
                     return
                 self._habits.lies_still[_key(region.entry)] = self._lay_still(region, held)
         finally:
             with self._changed:
-                self._in_flight -= 1
+                self._in_flight -= is_ours
                 self._changed.notify_all()
 
     def _lay_still(self, region: _Region, held: Held) -> bool:

@@ -88,16 +88,26 @@ class LiveOrigin:
             self._is_read.set()
 
     def leave_boundary(self) -> None:
-        """Wait until all was read."""
-        self._is_read.wait()
+        """Wait until all was read; an interrupt is raised after that."""
+        self._wait()
 
     def settle(self) -> None:
-        """Wait until all was read."""
-        self._is_read.wait()
+        """Wait until all was read; an interrupt is raised after that."""
+        self._wait()
 
     def end(self) -> None:
         """Let go of whoever waits."""
         self._is_read.set()
+
+    def _wait(self) -> None:
+        interrupt: BaseException | None = None
+        while not self._is_read.is_set():
+            try:
+                self._is_read.wait()
+            except BaseException as exc:  # noqa: BLE001 (raised below: who catches it may change the state)
+                interrupt = exc
+        if interrupt is not None:
+            raise interrupt
 
 
 def _parts(form: FileForm, sources: Sequence[Source]) -> Iterator[memoryview]:
