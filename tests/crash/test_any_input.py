@@ -203,6 +203,7 @@ urls = st.builds("".join, st.lists(st.sampled_from([*URLS, *STEPS]) | st.text(ma
 
 
 @given(urls)
+@example("file://[")
 def storage_urls(url: str) -> None:
     """Nothing is created, whatever a place is called."""
     with in_an_empty_folder() as folder:

@@ -49,6 +49,7 @@ def test_object_stores_are_refused_with_the_reason(url: str) -> None:
         "https://host/run",
         "~/runs/digits",
         "file://host/run",
+        "file://[",
         "file://relative",
         "file:///run?x",
         "file:///run#x",

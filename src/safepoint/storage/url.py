@@ -130,14 +130,21 @@ def _without_tilde(path: str) -> str:
 
 
 def _path_of(url: str) -> str:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as exc:
+        raise _unusable(url) from exc
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise RequestError(
-            "a file URL is not usable",
-            where=url,
-            expected="file:///absolute/path, with '?' and '#' written as %3F and %23",
-        )
+        raise _unusable(url)
     path = unquote(parts.path, errors="surrogateescape")
     if "\0" in path:
         raise RequestError("a file URL holds a NUL character", where=url)
     return path
+
+
+def _unusable(url: str) -> RequestError:
+    return RequestError(
+        "a file URL is not usable",
+        where=url,
+        expected="file:///absolute/path, with '?' and '#' written as %3F and %23",
+    )
