@@ -30,7 +30,7 @@ import safepoint as sp
 from safepoint.ambient import SystemAmbient
 from safepoint.data import WorkerStart
 from safepoint.storage.local import LocalStorage
-from tests.manager.jobs import Job, build, step
+from tests.manager.jobs import Job, build, close_window, microbatch, step
 
 LONGEST_WAIT_S = 60
 # The first optimizer of a process imports the compiler of torch, which takes long.
@@ -211,6 +211,20 @@ def plain_loop(line: Line, root: Path) -> None:
             step(job, batch)
             line("update", manager.progress.step + 1)
             manager.after_update()
+
+
+def windows(line: Line, root: Path) -> None:
+    """Train in windows of two microbatches, whose batches workers load, and never look whether to stop."""
+    job = build(root, workers=2, signals=sp.on_signals("TERM"), save=sp.every(updates=100))
+    with job.manager as manager:
+        line("restored", manager.restore().step)
+        for number, batch in enumerate(job.loader):
+            microbatch(job, batch)
+            line("microbatch", number)
+            manager.after_microbatch()
+            if number % 2:
+                close_window(job)
+                manager.after_update()
 
 
 def interrupted_twice(line: Line, root: Path) -> None:

@@ -19,6 +19,7 @@ from tests.manager.signalled import (
     stuck,
     train,
     training,
+    windows,
     with_a_child,
     with_full_disk,
     with_own_handler,
@@ -77,7 +78,8 @@ def test_a_signal_saves_the_next_boundary_and_ends_with_75(
     check_goes_on(tmp_path, 4, uninterrupted)
 
 
-@pytest.mark.parametrize("workers", ["own", pytest.param("foreign", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("workers", ["own", "foreign"])
 def test_a_signal_to_the_group_takes_no_batch_of_the_workers(tmp_path: Path, uninterrupted: Any, workers: str) -> None:
     """Of a foreign loader, where it is iterated through `batches`. No worker is left behind."""
     with training(train, tmp_path, sp.on_signals("TERM"), Loop(workers=workers)) as process:
@@ -90,6 +92,32 @@ def test_a_signal_to_the_group_takes_no_batch_of_the_workers(tmp_path: Path, uni
     assert saved_steps(tmp_path) == [3]
     if workers == "own":
         check_goes_on(tmp_path, 3, uninterrupted)
+
+
+def test_a_signal_to_the_group_in_a_window_leaves_it_the_batches_in_flight(
+    tmp_path: Path,
+) -> None:
+    """The window is finished with them, and its boundary is saved."""
+    run = tmp_path / "run"
+    with training(windows, run) as process:
+        process.until("microbatch", 2)
+        workers_there = process.children()
+        assert workers_there
+        process.signal(signal.SIGTERM, to_group=True)
+        assert process.end() == STOPPED
+    assert not still_there(workers_there)
+    # The window of the signal, and one that a loop which does not look makes for nothing.
+    assert process.said("microbatch") == [(number,) for number in range(6)]
+    assert saved_steps(run) == [2]
+    whole = build(tmp_path / "whole")
+    train_on(whole, 6, accumulation=2)
+    expected = picture(whole)
+    die(whole)
+    job = build(run, seed=1)
+    assert job.manager.restore().step == 2
+    train_on(job, 6, accumulation=2)
+    assert picture(job) == expected
+    die(job)
 
 
 @pytest.mark.soak
