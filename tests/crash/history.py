@@ -201,8 +201,10 @@ class History(RuleBasedStateMachine):
         except FencedError:
             assert old in self.zombies
         else:
+            # It stood still in its retention, or there was time for one: a mark may have been on its way.
             self._discover()
             self.ideal.reported(result.generation)
+            self.ideal.swept(self._is_there, old.saver._unknown)
         finally:
             old.saver._storage = self.disk
 
