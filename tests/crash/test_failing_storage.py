@@ -106,8 +106,10 @@ def test_a_save_has_enough_operations_to_mean_something() -> None:
 def test_a_failure_at_an_operation_of_a_save_leaves_the_checkpoints(number: int, lasts: bool, seed: int) -> None:
     """Spec: C3.2, C6.2, C7.1"""
     first = NUMBERS.index(number) + 2 * lasts
-    for operation in range(first, len(SAVE), 5):
+    operations = range(first, len(SAVE), 5)
+    for operation in operations:
         save_meeting(Fault(Effect.FAIL, operation=operation, errno=number, lasts=lasts), seed)
+    print(f"counted: {len(operations)} errors")
 
 
 @pytest.mark.soak
@@ -134,15 +136,22 @@ def test_a_failure_at_any_operation_of_a_save_leaves_the_checkpoints(number: int
 
 def test_a_short_write_at_each_write_of_a_save_leaves_the_checkpoints(seed: int) -> None:
     """Spec: C5.1"""
-    for operation, verb, path in SAVE:
-        if verb == "write" or (verb == "publish" and path.endswith("manifest.json")):
-            save_meeting(Fault(Effect.CUT_SHORT, operation=operation), seed)
+    writes = [
+        operation
+        for operation, verb, path in SAVE
+        if verb == "write" or (verb == "publish" and path.endswith("manifest.json"))
+    ]
+    for operation in writes:
+        save_meeting(Fault(Effect.CUT_SHORT, operation=operation), seed)
+    print(f"counted: {len(writes)} short writes")
 
 
 def test_a_lost_answer_at_an_operation_of_a_save_leaves_the_checkpoints(seed: int) -> None:
     """Spec: C6.2"""
-    for operation in range(0, len(SAVE), 2):
+    operations = range(0, len(SAVE), 2)
+    for operation in operations:
         save_meeting(Fault(Effect.LOSE_ANSWER, operation=operation), seed)
+    print(f"counted: {len(operations)} lost answers")
 
 
 def test_a_failed_sync_is_never_made_good_by_a_later_one(seed: int) -> None:
@@ -210,12 +219,15 @@ def test_a_failure_at_any_operation_of_a_start_is_a_typed_error_and_leaves_the_l
 
 
 def fail_starts(effect: Effect, seed: int, operations: list[tuple[int, str, str]]) -> None:
+    count = 0
     for operation, verb, _ in operations:
         if effect in (Effect.CUT_SHORT, Effect.FLIP_BIT) and verb not in ("read", "read_into", "size"):
             # A record that was stored wrong is damage; a store that hides a part of its names is none to build on.
             continue
         if Fault(effect).meets(operation, verb, ""):
             start_meeting(operation, effect, errno.EIO, seed, lasts=operation % 2 == 1 and effect is Effect.FAIL)
+            count += 1
+    print(f"counted: {count} starts that meet {effect.value!r}")
 
 
 @pytest.mark.soak
@@ -236,3 +248,4 @@ def test_random_scripts_of_failures_leave_a_usable_run(seed: int) -> None:
         assert report.step in (20, 30, 40, 50), script
         assert again.state() == whole_state(report.step), script
         assert read_lineage(storage).newest == 2
+    print("counted: 3000 scripts")

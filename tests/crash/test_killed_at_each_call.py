@@ -101,6 +101,7 @@ def test_a_kill_at_any_call_of_a_save_loses_at_most_that_save(
 ) -> None:
     for call in calls:
         kill_at(prepared, tmp_path, call, is_done=is_done)
+    print(f"counted: {len(calls)} kills")
 
 
 @pytest.mark.soak
@@ -112,6 +113,7 @@ def test_a_kill_of_a_save_at_any_call_of_the_thread_that_writes_loses_at_most_th
     assert len(calls) > 200, "the thread's calls come too late to be told from the main thread's"
     for call in calls[::8]:
         kill_at(root, tmp_path, call, is_done=is_done, ballast_mib=1)
+    print(f"counted: {len(calls[::8])} kills")
 
 
 def test_everything_is_durable_before_the_manifest_has_its_name(calls: list[Call]) -> None:

@@ -37,6 +37,7 @@ def kill_many(root: Path, chance: random.Random, *, kills: int) -> None:
     for _ in range(kills):
         done = kill_while_saving(root, chance, done=done)
     check_resumes(root, at_least=done, at_most=done + 1)
+    print(f"counted: {kills} kills, {done} saves")
 
 
 def test_kills_at_random_moments_lose_at_most_the_save_in_flight(tmp_path: Path, chance: random.Random) -> None:

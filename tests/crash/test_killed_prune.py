@@ -81,3 +81,4 @@ def test_a_kill_at_any_call_of_a_prune_costs_no_checkpoint_that_stays(
     root, calls = prepared
     for call in calls:
         kill_at(root, tmp_path, call, is_done=is_done)
+    print(f"counted: {len(calls)} kills")

@@ -37,6 +37,7 @@ def train_with_kills(root: Path, chance: random.Random, *options: str, kills: in
             assert losses.setdefault(line["update"], line["loss"]) == line["loss"]
         # The last update printed may not have come to its save; the one before it has, or is being saved beside it.
         done = max(losses) - (2 if options else 1)
+    print(f"counted: {kills} kills")
     return {**losses, **losses_until(root, until, *options)}
 
 

@@ -155,3 +155,4 @@ def test_a_save_that_is_stopped_at_any_call_harms_nobody(
     changing = [call for call in calls if call.name.startswith(("mkdir", "pwrite", "write", "fsync", "link", "unlink"))]
     for number, call in enumerate(changing):
         outlive(prepared, tmp_path / str(number), call, saves=saves, resumes_at=(BEFORE[-1], SAVED))
+    print(f"counted: {len(changing)} stops")

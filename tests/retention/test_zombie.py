@@ -214,6 +214,8 @@ def test_a_retention_stopped_anywhere_that_wakes_anywhere_destroys_nothing(
 ) -> None:
     """Spec: C12.1, C12.2, C12.3"""
     start = play(0, None, wish, expected, damages_newest=damages_newest)
-    for operation in range(len(retention_operations())):
+    operations = range(len(retention_operations()))
+    for operation in operations:
         for wakes_at in [*range(start), None]:
             play(operation, wakes_at, wish, expected, damages_newest=damages_newest)
+    print(f"counted: {len(operations) * (start + 1)} stops")
