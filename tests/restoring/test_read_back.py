@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +155,21 @@ def test_a_weight_that_is_overwritten_while_the_restore_goes_on_is_noticed(
     """Spec: C11.8"""
     with pytest.raises(sp.InternalError, match=r"not what was saved.*model.*weight"):
         vandalised(tmp_path, vandalise, True)
+
+
+def test_the_place_in_a_tree_that_was_changed_while_the_restore_goes_on_is_named(tmp_path: Path) -> None:
+    def noted(value: float, act: Callable[[], object] = lambda: None) -> dict[str, Any]:
+        notes = {"long": list(range(300)), "inner": {"rates": [0.5, value]}}
+        return {"notes": notes, "vandal": Vandal(act)}
+
+    with sp.CheckpointManager(tmp_path, noted(1.0)) as manager:
+        manager.save()
+    state = noted(0.0, lambda: state["notes"]["inner"]["rates"].__setitem__(1, 2.0))
+    with pytest.raises(sp.InternalError) as caught, sp.CheckpointManager(tmp_path, state) as manager:
+        manager.restore()
+    error = caught.value
+    assert (error.where, error.expected, error.found) == ("notes", "state.inner.rates[1]: 1.0", "2.0")
+    assert "restore(step=...)" in error.remedy and "report it" in error.remedy
 
 
 def test_a_write_past_the_count_that_no_sample_meets_is_noticed_where_every_byte_is_digested_again(

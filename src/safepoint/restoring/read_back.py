@@ -4,6 +4,8 @@
    was saved was checked when it arrived.
 2. Bytes that arrived in the live memory itself were digested there. They are digested again only where something may
    have been written to them since, or where every byte is asked for.
+3. What safepoint set itself and finds otherwise is an `InternalError`, also where the checkpoint's own tree is one that
+   no save writes: a `CorruptionError` would take the start to an older checkpoint for a fault that may be here.
 
 Spec: C11.
 """
@@ -13,20 +15,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 from safepoint.contract import Reason
 from safepoint.errors import InternalError
-from safepoint.format.plain import encode_plain
+from safepoint.format.plain import decode_plain, encode_plain
 from safepoint.restoring.apply import in_order
 from safepoint.restoring.arrival import Arrival, BoxKey
 from safepoint.restoring.together import merged_findings, merged_names
+from safepoint.restoring.trees import differing_values
 from safepoint.restoring.union import is_module, is_optimizer
 from safepoint.restoring.validate import SavedState
 from safepoint.state.item import Item, Source, placed
 from safepoint.state.snapshot import SnapshotItem, capture_item
 
-_SHOWN = 200
+_LONGEST_PATH = 200
 _USERS_OWN = "stateful"
 
 
@@ -106,7 +110,12 @@ def read_back(
                 reasons.append(Reason(f"{item.name}.state", "approximate", f"{item.name}: {text}", "", ""))
         else:
             raise InternalError(
-                "a restored item is not what was saved", where=item.name, expected=found[0], found=found[1]
+                "a restored item is not what was saved",
+                where=item.name,
+                expected=found[0],
+                found=found[1],
+                remedy="Something wrote to it while it was restored, or the checkpoint holds what no save of this "
+                "version writes, or this is a bug: report it. Choose another one with restore(step=...).",
             )
     return ReadBack(equal, tuple(notes), tuple(reasons))
 
@@ -142,7 +151,7 @@ def _difference(
     if live.plain != stored:
         is_part = live.name in saved.divided
         if not is_split or not _is_taken(live.plain, stored, is_part=is_part):
-            return _shown(stored), _shown(live.plain)
+            return _first_difference(stored, live.plain)
     specs = saved.items[live.name].specs
     for tensor in live.tensors:
         spec = tensor.spec
@@ -228,6 +237,9 @@ def _is_among(some: dict[str, Any], whole: dict[str, Any]) -> bool:
     return all(name in whole and value == whole[name] for name, value in some.items())
 
 
-def _shown(form: Any) -> str:
-    text = str(form)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+def _first_difference(stored: Any, live: Any) -> tuple[str, str]:
+    """Return what is expected and found at the first place where two trees differ, the former with its path."""
+    # Two forms of one value are told apart by their own text.
+    for one in chain(differing_values(decode_plain(stored), decode_plain(live)), differing_values(stored, live)):
+        return (f"{one.path[-_LONGEST_PATH:]}: {one.first}" if one.path else one.first), one.second
+    raise InternalError("two trees differ and are equal at every place", found=str(live)[:_LONGEST_PATH])
