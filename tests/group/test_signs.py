@@ -66,6 +66,31 @@ def test_a_rank_that_reads_for_long_is_waited_for() -> None:
     assert played({}, read)[0] == [[b"0", b"1", b"2"], None, None]
 
 
+def test_a_rank_that_can_have_no_thread_for_its_signs_is_waited_for_and_shows_them_once_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, refusals = threading.Thread.start, [1]
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "safepoint-alive" and threading.current_thread().name == "rank-2" and refusals:
+            refusals.clear()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def read(rank: RankThread) -> list[list[bytes] | None]:
+        found = []
+        for topic in ("once", "again"):
+            with rank.group.watched(silence_s=SILENCE_S):
+                if rank.rank == 2:
+                    rank.ambient.sleep(10 * SILENCE_S)
+                found.append(gather(rank, topic))
+        return found
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert played({}, read)[0] == [[[b"0", b"1", b"2"]] * 2, [None] * 2, [None] * 2]
+    assert not refusals
+
+
 def test_a_leader_that_reads_for_long_is_waited_for() -> None:
     def read(rank: RankThread) -> bytes:
         with rank.group.watched(silence_s=SILENCE_S):

@@ -67,12 +67,21 @@ class Pulse:
             is_first = not self._is_counting
             self._is_counting = True
         if is_first:
-            threading.Thread(target=self._run, name="safepoint-alive", daemon=True).start()
+            self._start()
         try:
             yield
         finally:
             with self._lock:
                 self._under_way -= 1
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="safepoint-alive", daemon=True).start()
+        except RuntimeError as exc:
+            with self._lock:
+                self._is_counting = False
+            # Whoever never counted is waited for as long as anyone who shows nothing.
+            _log.warning("no sign of life is shown, for there is no thread for it: %s", exc)
 
     def _run(self) -> None:
         try:
