@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from safepoint.errors import CorruptionError
 
@@ -20,8 +21,7 @@ MAX_BYTES = 1 << 60
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(msgspec.Struct, frozen=True):
     """Name a rectangular part of a tensor: where it begins and how large it is, per axis, in elements."""
 
     offset: Shape

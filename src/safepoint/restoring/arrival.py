@@ -8,8 +8,9 @@ Spec: C11.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+
+import msgspec
 
 from safepoint.format.digest import digest_bytes
 from safepoint.restoring.plan import ChunkRead
@@ -25,20 +26,20 @@ _LEAST_SAMPLES = 64
 _MOST_RANGES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True):
     """Hold the digests of ranges (begin, end) that make up a box's bytes, and its place in live memory, if it has one.
 
-    `sample` holds some of the bytes at that place.
+    `memory` is that memory, and `sample` holds some of the bytes in it.
     """
 
     ranges: tuple[tuple[int, int, str], ...]
     place: Place | None = None
     sample: bytes = b""
+    memory: memoryview = memoryview(b"")
 
-    def is_at(self, place: Place, memory: memoryview) -> bool:
+    def is_at(self, place: Place) -> bool:
         """Return whether what arrived still lies at a place, by all that tells without reading it whole."""
-        return self.place == place and self.sample == sample_of(memory)
+        return self.place == place and self.sample == sample_of(self.memory)
 
     def differing(self, data: memoryview) -> tuple[str, str] | None:
         """Return (expected, found) of the first range whose digest the bytes of a box do not have; None for none."""
@@ -49,7 +50,7 @@ class Arrival:
         return next(((expected, found) for expected, found in pairs if expected != found), None)
 
 
-def arrival_of(target: Target, memory: memoryview, chunks: Iterator[ChunkRead]) -> Arrival:
+def arrival_of(target: Target, memory: memoryview, chunks: Iterable[ChunkRead]) -> Arrival:
     """Return what a target was filled with; it has been committed.
 
     Args:
@@ -63,8 +64,9 @@ def arrival_of(target: Target, memory: memoryview, chunks: Iterator[ChunkRead]) 
             ranges = [(0, len(memory), digest_bytes(memory))]
             break
         ranges.append((chunk.begin, chunk.begin + chunk.size_bytes, chunk.digest))
+    ranges.sort()
     place = place_of(target)
-    return Arrival(tuple(sorted(ranges)), place, b"" if place is None else sample_of(memory))
+    return Arrival(tuple(ranges)) if place is None else Arrival(tuple(ranges), place, sample_of(memory), memory)
 
 
 def place_of(one: Source | Target) -> Place | None:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import msgspec
+
 from safepoint.errors import CorruptionError
 from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import Box, check_tiling
@@ -36,8 +38,7 @@ class TensorKey:
         return f"{self.item}/{self.name}{owner}"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBox:
+class StoredBox(msgspec.Struct, frozen=True):
     """Hold one stored box of a tensor, the paths that its chunks are numbered by, and the rank whose index names it."""
 
     tensor: Tensor

@@ -134,7 +134,7 @@ def examine_share(
     for rank, text in zip(ranks, _texts(storage, references), strict=True):
         index = decode_text(manifest, rank, text, are_boxes_sound=are_boxes_sound)
         check_items_of(manifest, index)
-        stored = StoredIndex.of(index, reader.columns_of(index))
+        stored = StoredIndex.of(index, reader.columns_of(index), keeps_records=len(ranks) == 1)
         _check_own(manifest, stored)
         indexes.append(stored)
         objects.update(dict.fromkeys(index.objects))

@@ -13,8 +13,10 @@ Spec: C11.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import overload
+
+import msgspec
 
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.extent import Box, element_count
@@ -24,20 +26,20 @@ from safepoint.state.item import BoxTarget, Target, TensorTarget
 
 Key = tuple[str, str]
 
+_place = attrgetter("path", "offset_bytes")
+
 # Chunks of one tensor that are not kept from here on.
 _MANY = 512
 
 
-@dataclass(frozen=True, slots=True)
-class TargetBox:
+class TargetBox(msgspec.Struct, frozen=True):
     """Pair a target with the box of the tensor that it takes."""
 
     target: Target
     box: Box
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRead:
+class ChunkRead(msgspec.Struct, frozen=True):
     """Name one chunk: where it lies in its file and in its tensor, and which targets it feeds.
 
     With `begin` it is read in place, from that byte of its one target on; without, it is read through a buffer,
@@ -54,8 +56,7 @@ class ChunkRead:
     begin: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRead:
+class TensorRead(msgspec.Struct, frozen=True):
     """Name all chunks that this rank needs of one tensor, as they lie on disk."""
 
     item: str
@@ -82,8 +83,7 @@ def plan_reads(
         for item, by_name in targets.items()
         for name, target in by_name.items()
     ]
-    reads.sort(key=lambda read: [(chunk.path, chunk.offset_bytes) for chunk in read.chunks[:1]])
-    return tuple(reads)
+    return tuple(sorted(reads, key=_begin_of))
 
 
 def paths_of(reads: Sequence[TensorRead]) -> set[str]:
@@ -133,9 +133,14 @@ class _MadeAnew(Sequence[ChunkRead]):
         return self._first if place == 0 else self._make()[place]
 
 
+def _begin_of(read: TensorRead) -> tuple[str, int]:
+    """Return where the first chunk of a tensor lies; one without any comes first."""
+    return _place(read.chunks[0]) if read.chunks else ("", 0)
+
+
 def _plan_tensor(key: Key, stored: Mapping[Key, Sequence[StoredBox]], target: TensorTarget) -> TensorRead:
-    where = "/".join(key)
     parts = stored.get(key, ())
+    where = "/".join(key)
     if not parts:
         raise InternalError("an item asks for a tensor that is not stored", where=where)
     element_bytes = element_bytes_of(parts[0].tensor)
@@ -167,7 +172,7 @@ def _plan_chunks(
                 missing[number] -= count
             if taken:
                 chunks.append(read)
-    chunks.sort(key=lambda chunk: (chunk.path, chunk.offset_bytes))
+    chunks.sort(key=_place)
     return tuple(chunks), missing
 
 
@@ -175,14 +180,11 @@ def _chunks_in_place(part: StoredBox) -> tuple[ChunkRead, ...]:
     """Return the chunks of a box that one target takes as it is: the case of one process, and of ranks that stay."""
     chunks, begin = [], 0
     for chunk in part.tensor.chunks:
-        path = part.paths[chunk.object]
-        chunks.append(
-            ChunkRead(
-                path, chunk.offset_bytes, chunk.size_bytes, chunk.rows, chunk.digest, part.box_of(chunk), (0,), begin
-            )
-        )
+        box = part.box if len(part.tensor.chunks) == 1 else part.box_of(chunk)
+        where = part.paths[chunk.object], chunk.offset_bytes, chunk.size_bytes
+        chunks.append(ChunkRead(*where, chunk.rows, chunk.digest, box, (0,), begin))
         begin += chunk.size_bytes
-    return tuple(sorted(chunks, key=lambda chunk: (chunk.path, chunk.offset_bytes)))
+    return tuple(chunks) if len(chunks) < 2 else tuple(sorted(chunks, key=_place))
 
 
 def _is_outside(start: int, length: int, whole: int) -> bool:

@@ -21,7 +21,7 @@ from functools import partial
 from types import MappingProxyType
 
 from safepoint.errors import CorruptionError, InternalError
-from safepoint.format.digest import running_digest
+from safepoint.format.digest import digest_bytes, running_digest
 from safepoint.format.extent import Box
 from safepoint.restoring.arrival import Arrival, BoxKey, arrival_of, place_of
 from safepoint.restoring.boxes import copy_overlap
@@ -108,7 +108,8 @@ def _finish(begun: _Begun, workers: Workers, arrivals: dict[BoxKey, Arrival] | N
         for number, (one, memory) in enumerate(zip(tensor.targets, memories, strict=True)):
             one.target.commit()
             if arrivals is not None:
-                chunks = (chunk for chunk in tensor.chunks if number in chunk.feeds)
+                is_alone = len(memories) == 1
+                chunks = tensor.chunks if is_alone else (chunk for chunk in tensor.chunks if number in chunk.feeds)
                 key = (tensor.item, tensor.name, one.box.offset, one.box.shape)
                 arrivals[key] = arrival_of(one.target, memory, chunks)
     return size_bytes
@@ -142,9 +143,13 @@ def _check(run: Run, batch: Batch, pieces: Iterator[tuple[int, memoryview]], wor
     for part, piece in pieces:
         if workers.is_stopped:
             raise CancelledError
+        number, chunk = run.parts[part]
+        if len(piece) == chunk.size_bytes:
+            _compare(digest_bytes(piece), batch.tensors[number], chunk)
+            matched += 1
+            continue
         state.update(piece)
         arrived_bytes += len(piece)
-        number, chunk = run.parts[part]
         if arrived_bytes == chunk.size_bytes:
             _compare(state.hexdigest(), batch.tensors[number], chunk)
             state.reset()

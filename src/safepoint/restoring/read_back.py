@@ -27,7 +27,7 @@ from safepoint.restoring.together import merged_findings, merged_names
 from safepoint.restoring.trees import differing_values
 from safepoint.restoring.union import is_module, is_optimizer
 from safepoint.restoring.validate import SavedState
-from safepoint.state.item import Item, Source, placed
+from safepoint.state.item import Item, Source, TensorSpec, placed
 from safepoint.state.snapshot import SnapshotItem, capture_item
 
 _LONGEST_PATH = 200
@@ -90,10 +90,13 @@ def read_back(
     equal, notes, reasons = 0, [], []
     # Random streams first: to tell its state an object may draw, which is undone in the end.
     compared = [item for item in reversed(in_order(items)) if item.name not in changed and not _keeps_own(item)]
+    by_item: dict[str, dict[BoxKey, Arrival]] = {}
+    for key, one in arrivals.items():
+        by_item.setdefault(key[0], {})[key] = one
     with undisturbed():
         differing = {}
         for item in compared:
-            given = {key: one for key, one in arrivals.items() if key[0] == item.name}
+            given = by_item.get(item.name, {})
             # What an object of the user's own hands out may be anything, wherever it lies.
             trusts = not is_full and item.type != _USERS_OWN
             differing[item.name] = _difference(saved, capture_item(item), given, is_split=is_split, trusts=trusts)
@@ -155,19 +158,22 @@ def _difference(
     specs = saved.items[live.name].specs
     for tensor in live.tensors:
         spec = tensor.spec
-        where = f"{spec.name} at {list(spec.offset)}"
         arrival = given.pop((live.name, spec.name, spec.offset, spec.shape), None)
         if arrival is None:
             if tensor.source.nbytes:
-                return f"{where}: no such box", f"{tensor.source.nbytes} bytes"
+                return f"{_where(spec)}: no such box", f"{tensor.source.nbytes} bytes"
             continue
         if specs[spec.name].dtype != spec.dtype:
-            return f"{where}: {specs[spec.name].dtype}", spec.dtype
+            return f"{_where(spec)}: {specs[spec.name].dtype}", spec.dtype
         differing = _differing_bytes(tensor.source, arrival, trusts=trusts)
         if differing is not None:
-            return f"{where}: {differing[0]}", differing[1]
+            return f"{_where(spec)}: {differing[0]}", differing[1]
     missing = [key for key in given if 0 not in key[3]]
     return (f"{missing[0][1]} at {list(missing[0][2])}", "absent") if missing else None
+
+
+def _where(spec: TensorSpec) -> str:
+    return f"{spec.name} at {list(spec.offset)}"
 
 
 def _differing_bytes(source: Source, arrival: Arrival, *, trusts: bool) -> tuple[str, str] | None:
@@ -177,7 +183,7 @@ def _differing_bytes(source: Source, arrival: Arrival, *, trusts: bool) -> tuple
         data = memoryview(bytearray(source.nbytes))
         source.copy_into(data)
         return arrival.differing(data)
-    return None if trusts and arrival.is_at(place, live.memory()) else arrival.differing(live.memory())
+    return None if trusts and arrival.is_at(place) else arrival.differing(live.memory())
 
 
 def _stored_form(saved: SavedState, name: str, *, is_split: bool) -> Any:

@@ -24,10 +24,17 @@ from safepoint.state.item import TensorSpec
 
 Key = tuple[str, str]
 
+# Boxes of which records take some megabytes.
+_FEW = 1 << 14
+
 
 @dataclass(frozen=True, slots=True)
 class StoredIndex:
-    """Hold what one rank's index says of its files, its boxes and their chunks."""
+    """Hold what one rank's index says of its files, its boxes and their chunks.
+
+    `records` are the boxes as records, where they are few: to make them anew of columns takes longer than all else that
+    a plan does.
+    """
 
     rank: int
     generation: str
@@ -36,12 +43,14 @@ class StoredIndex:
     objects: tuple[ObjectReference, ...]
     paths: tuple[str, ...]
     columns: IndexColumns
+    records: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, index: Index, columns: IndexColumns) -> StoredIndex:
+    def of(cls, index: Index, columns: IndexColumns, *, keeps_records: bool = False) -> StoredIndex:
         """Return an index without its plain trees."""
         head = index.rank, index.generation, index.header_bytes, index.header_digest, index.objects
-        return cls(*head, _paths(index.objects), columns)
+        records = index.tensors if keeps_records and len(index.tensors) <= _FEW else ()
+        return cls(*head, _paths(index.objects), columns, records)
 
     @property
     def boxes(self) -> Columns:
@@ -50,7 +59,8 @@ class StoredIndex:
 
     def box(self, number: int) -> StoredBox:
         """Return one box."""
-        return StoredBox(self.columns.tensor(number), self.paths, self.rank)
+        tensor = self.records[number] if self.records else self.columns.tensor(number)
+        return StoredBox(tensor, self.paths, self.rank)
 
 
 class StoredBoxes(Mapping[Key, tuple[StoredBox, ...]]):
@@ -77,8 +87,8 @@ class StoredBoxes(Mapping[Key, tuple[StoredBox, ...]]):
         self._indexes = sorted(indexes, key=lambda index: index.rank)
         self._per_rank = per_rank
         self._owner = owner
-        # By tensor, the frames that name it with its places in them; by frame, the indexes that have it.
-        self._places: dict[Key, dict[str, list[int]]] = {}
+        # By tensor, the frames that name it, each with its place there; by frame, the indexes that have it.
+        self._places: dict[Key, list[tuple[str, int]]] = {}
         self._members: dict[str, list[int]] = {}
         for number, index in enumerate(self._indexes):
             frame = index.boxes.frame
@@ -88,18 +98,18 @@ class StoredBoxes(Mapping[Key, tuple[StoredBox, ...]]):
                 self._note(frame)
 
     def __getitem__(self, key: Key) -> tuple[StoredBox, ...]:
-        spec = self._specs[key[0]][key[1]]
-        by_frame = self._places.get(key, {})
+        places = self._places.get(key, ())
+        if len(self._indexes) == len(places) == 1 and key[0] not in self._per_rank:
+            return (self._indexes[0].box(places[0][1]),)
         found: dict[tuple[int, tuple[int, ...]], StoredBox] = {}
-        numbers = sorted((number, digest) for digest in by_frame for number in self._members[digest])
-        for number, digest in numbers:
+        for number, place in sorted((number, place) for frame, place in places for number in self._members[frame]):
             index = self._indexes[number]
             if key[0] in self._per_rank and index.rank != self._owner:
                 continue
-            for place in by_frame[digest]:
-                box = index.box(place)
-                found.setdefault((box.rank, box.tensor.offset), box)
+            box = index.box(place)
+            found.setdefault((box.rank, box.tensor.offset), box)
         if not found:
+            spec = self._specs[key[0]][key[1]]
             nothing = (0,) * len(spec.global_shape)
             tensor = Tensor(*key, spec.dtype, spec.global_shape, nothing, nothing, ())
             return (StoredBox(tensor, ()),)
@@ -113,8 +123,7 @@ class StoredBoxes(Mapping[Key, tuple[StoredBox, ...]]):
 
     def _note(self, frame: Frame) -> None:
         for place, tensor in enumerate(frame.tensors):
-            by_frame = self._places.setdefault((tensor.item, tensor.name), {})
-            by_frame.setdefault(frame.digest, []).append(place)
+            self._places.setdefault((tensor.item, tensor.name), []).append((frame.digest, place))
 
 
 class Excerpt(msgspec.Struct, frozen=True, array_like=True):

@@ -184,25 +184,24 @@ class NewTensorTarget:
 
     def memory(self) -> memoryview:
         """Return the memory of the tensor being made."""
-        if self._staging is None:
-            self._staging = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype))
-        return as_memory(self._staging)
+        return as_memory(self._staged())
 
     def place(self) -> Place | None:
         """Return where the bytes lie, which is where they arrive if the tensor shall live in host memory."""
         if self._device.type != "cpu":
             return None
-        if self.tensor is None:
-            self.memory()
-        tensor = self._staging if self.tensor is None else self.tensor
-        return None if tensor is None else place_of(tensor, tensor.dtype)
+        tensor = self._staged() if self.tensor is None else self.tensor
+        return place_of(tensor, tensor.dtype)
 
     def commit(self) -> None:
         """Make `tensor` available on its device."""
-        self.memory()
-        staging, self._staging = self._staging, None
-        assert staging is not None
+        staging, self._staging = self._staged(), None
         self.tensor = staging.to(self._device)
+
+    def _staged(self) -> torch.Tensor:
+        if self._staging is None:
+            self._staging = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype))
+        return self._staging
 
 
 def is_direct(live: torch.Tensor, dtype: torch.dtype) -> bool:
