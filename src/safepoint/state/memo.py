@@ -71,12 +71,31 @@ class Memo:
         Raises:
             RequestError: A value cannot be stored; named by its path.
         """
-        kept = self._kept
-        if kept is not None and sight.is_known and kept.facts == sight.facts:
+        kept = self._kept_of(sight)
+        if kept is not None:
             text = text_of(kept.stencil, [sight.values[place] for place in kept.places])
             return CapturedItem(self._kind, text, _seen(kept.tensors, sight.tensors), "", kept.leaders)
-        self._kept = None
+        return self._drafted(sight, draft(), is_divided_alone=is_divided_alone)
+
+    def named(
+        self, sight: Sight, draft: Callable[[], Draft], *, is_divided_alone: bool = True
+    ) -> list[tuple[str, torch.Tensor]]:
+        """Return the tensors that a capture would store, live ones or views of them, by name; see `captured`."""
+        kept = self._kept_of(sight)
+        if kept is not None:
+            return [(one.spec.name, _tensor_of(one, sight.tensors)) for one in kept.tensors]
         made = draft()
+        self._drafted(sight, made, is_divided_alone=is_divided_alone)
+        return made.tensors
+
+    def _kept_of(self, sight: Sight) -> _Kept | None:
+        """Return what is kept, if it follows from what is seen."""
+        kept = self._kept
+        return kept if kept is not None and sight.is_known and kept.facts == sight.facts else None
+
+    def _drafted(self, sight: Sight, made: Draft, *, is_divided_alone: bool) -> CapturedItem:
+        """Return the item of a draft, and keep what follows from the facts."""
+        self._kept = None
         stencil = Stencil.cut(made.plain, path=self._name)
         tensors = captured(made.tensors, self._name, leaders=made.leaders)
         division = division_of(made.tensors) if is_divided_alone else ""
@@ -91,11 +110,14 @@ def _seen(kept: Sequence[_KeptTensor], tensors: Sequence[torch.Tensor]) -> tuple
     """Return what is kept of stored tensors, with their versions and memory as they are seen."""
     found = []
     for one in kept:
-        tensor, stretch = tensors[one.place], one.stretch
-        if stretch is not None:
-            tensor = tensor.detach().as_strided((stretch.length,), (1,), stretch.begin)
+        tensor = _tensor_of(one, tensors)
         found.append(CapturedTensor(one.spec, TensorSource(tensor, one.where, version_of(tensor)), one.is_leaders))
     return tuple(found)
+
+
+def _tensor_of(kept: _KeptTensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    tensor, stretch = tensors[kept.place], kept.stretch
+    return tensor if stretch is None else tensor.detach().as_strided((stretch.length,), (1,), stretch.begin)
 
 
 def _kept_tensors(made: Draft, item: CapturedItem, sight: Sight, path: str) -> list[_KeptTensor]:

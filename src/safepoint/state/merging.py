@@ -64,15 +64,9 @@ def reorder(group: dict[str, Any], name_of: Callable[[torch.Tensor], str], order
 
 def leaves_of(plain: Any) -> list[TensorLeaf | ViewLeaf]:
     """Return the leaves of a plain tree that name tensors."""
-    if isinstance(plain, TensorLeaf | ViewLeaf):
-        return [plain]
-    if isinstance(plain, Shared):
-        return leaves_of(plain.value)
-    if isinstance(plain, dict):
-        return [leaf for value in plain.values() for leaf in leaves_of(value)]
-    if isinstance(plain, list | tuple):
-        return [leaf for value in plain for leaf in leaves_of(value)]
-    return []
+    found: list[TensorLeaf | ViewLeaf] = []
+    _gather(plain, found)
+    return found
 
 
 def is_shared(plain: Any) -> bool:
@@ -93,7 +87,24 @@ def unshared_names(states: Mapping[str, Any]) -> set[str]:
     return {leaf.name for state in plain for leaf in state.values() if isinstance(leaf, TensorLeaf)}
 
 
+def _gather(plain: Any, found: list[TensorLeaf | ViewLeaf]) -> None:
+    if isinstance(plain, TensorLeaf | ViewLeaf):
+        found.append(plain)
+    elif isinstance(plain, Shared):
+        _gather(plain.value, found)
+    elif isinstance(plain, dict):
+        for value in plain.values():
+            if type(value) is not str:
+                _gather(value, found)
+    elif isinstance(plain, list | tuple):
+        for value in plain:
+            if type(value) is not str:
+                _gather(value, found)
+
+
 def _keep(old: Any, new: Any, several: set[int]) -> Any:
+    if old is new:
+        return new
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor) or type(old) is not type(new):
         return new
     if old.dtype != new.dtype or old.shape != new.shape or old.device != new.device or old.layout != torch.strided:

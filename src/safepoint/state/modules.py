@@ -15,15 +15,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
-from safepoint.state.draft import Draft, NamedTensors, Values
-from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
+from safepoint.state.draft import Draft, NamedTensors, Values, container_of
+from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorSpec, TensorTarget
 from safepoint.state.memo import Memo
 from safepoint.state.module_tree import EXTRA_STATE, SavedEntry, SavedModule, parse_module
 from safepoint.state.names import Slot, class_of, handed_out_buffers, reshard, walk_modules, walk_slots, wrapped_key
@@ -32,12 +33,25 @@ from safepoint.state.parts import Signature, describe, flag_of, held_as, new_ten
 from safepoint.state.places import segment
 from safepoint.state.shards import is_divided_alike, local_of
 from safepoint.state.sight import Sight
-from safepoint.state.stored import Parsed
-from safepoint.state.tensors import PLAIN_TYPES, NewTensorTarget, check_storable, is_distributed, spec_of, write_into
+from safepoint.state.tensors import PLAIN_TYPES, NewTensorTarget, check_storable, dtype_name, spec_of, write_into
+from safepoint.state.ties import retied, tied
 from safepoint.state.tree import flatten, unflatten
 
 # An object that prints as its address prints another one in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Hold what a saved item says, and what the live module was seen to hold when the two were compared.
+
+    `alike` are the slots that hold just such a tensor as is stored under their name.
+    """
+
+    saved: SavedItem
+    stored: SavedModule
+    live: Mapping[str, Slot]
+    alike: set[str] = field(default_factory=set)
 
 
 class ModuleItem:
@@ -49,7 +63,7 @@ class ModuleItem:
         self._name = name
         self._module = module
         self._memo = Memo(name, self.type)
-        self._parsed = Parsed(parse_module)
+        self._look: _Look | None = None
         self._targets: dict[str, dict[str, TensorTarget]] = {}
         self._extra_targets: dict[str, Target] = {}
 
@@ -85,7 +99,7 @@ class ModuleItem:
         leaders: set[str] = set()
         of_leader: set[str] = set()
         values = Values()
-        for group in _tied(slots):
+        for group in tied(slots):
             first = group[0]
             assert first.tensor is not None
             value, named = describe(first.tensor, segment(first.name), f"{self._name}.{first.name}")
@@ -139,21 +153,22 @@ class ModuleItem:
         """Return every difference of names, shapes, dtypes, layouts, ties, persistence, extra state and training."""
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
-        parsed = self._parsed.of(saved, self._name)
-        stored, live = parsed.entries, self._live()
+        self._look = None
+        look = self._looked(saved)
+        stored, live = look.stored.entries, look.live
         found: list[Difference] = []
         for name, entry in stored.items():
             slot = live.get(name)
             if slot is None or (slot.tensor is None and not _can_create(slot, entry)):
                 found.append(self._difference("removed", name, f"a {entry.kind}", "absent"))
-            else:
+            elif name not in look.alike:
                 found += self._compare(name, entry, slot, saved)
         for name, slot in live.items():
             if slot.tensor is not None and name not in stored:
                 found.append(self._difference("added", name, "absent", f"a {slot.kind}"))
         found += self._compare_ties(stored, live)
-        found += self._compare_modules(parsed)
-        return found or self._compare_holders(stored, live)
+        found += self._compare_modules(look.stored)
+        return found or self._compare_holders(look)
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, TensorTarget]:
         """Return targets in the live memory; entries without a place or of another shape have none.
@@ -161,13 +176,13 @@ class ModuleItem:
         Raises:
             RequestError: Tensors that were one and are several here are divided over the ranks in different ways.
         """
-        live = self._live()
-        stored = self._parsed.of(saved, self._name).entries
+        look = self._looked(saved)
+        live = look.live
         self._targets = {}
         taken: set[int] = set()
-        for entry in dict.fromkeys(stored.values()):
+        for entry in dict.fromkeys(look.stored.entries.values()):
             slots = [live[name] for name in entry.names if name in live]
-            leads = [slot for slot in slots if slot.tensor is not None and self._fits(entry, slot.tensor, saved)]
+            leads = [slot for slot in slots if slot.tensor is not None and self._fits(entry, slot, look)]
             if leads and id(leads[0].tensor) not in taken:
                 tensor = leads[0].tensor
                 assert tensor is not None
@@ -187,35 +202,33 @@ class ModuleItem:
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
         """Finish the live tensors, set grad flags and extra state; return the names of tensors left as they were."""
-        live = self._live()
+        look = self._looked(saved)
         written: dict[str, torch.Tensor] = {}
-        parsed = self._parsed.of(saved, self._name)
-        for entry in dict.fromkeys(parsed.entries.values()):
+        for entry in dict.fromkeys(look.stored.entries.values()):
             if entry.names[0] in self._targets:
-                self._finish(entry, live, self._targets[entry.names[0]], saved, written)
-        self._apply_extra(parsed)
+                self._finish(entry, look, self._targets[entry.names[0]], written)
+        self._apply_extra(look.stored)
         self._targets = {}
         self._extra_targets = {}
-        self._parsed.forget()
+        self._look = None
         reached = {id(tensor) for tensor in written.values()}
         return [
             slot.name
-            for slot in live.values()
+            for slot in look.live.values()
             if slot.name not in written and slot.tensor is not None and id(slot.tensor) not in reached
         ]
 
     def _finish(
         self,
         entry: SavedEntry,
-        live: Mapping[str, Slot],
+        look: _Look,
         targets: Mapping[str, TensorTarget],
-        saved: SavedItem,
         written: dict[str, torch.Tensor],
     ) -> None:
         created: torch.Tensor | None = None
         first: torch.Tensor | None = None
         for name in entry.names:
-            slot = live.get(name)
+            slot = look.live.get(name)
             if slot is None:
                 continue
             if slot.tensor is None:
@@ -224,7 +237,7 @@ class ModuleItem:
                 slot.owner._buffers[slot.key] = created
                 written[name] = created
                 continue
-            if not self._fits(entry, slot.tensor, saved):
+            if not self._fits(entry, slot, look):
                 continue
             if first is None:
                 first = slot.tensor
@@ -232,7 +245,8 @@ class ModuleItem:
             elif slot.tensor is not first:
                 write_into(local_of(slot.tensor), local_of(first))
             written[name] = slot.tensor
-            if entry.kind == "parameter" and _is_differentiable(slot.tensor):
+            is_flag_other = slot.tensor.requires_grad != entry.requires_grad
+            if entry.kind == "parameter" and is_flag_other and _is_differentiable(slot.tensor):
                 slot.tensor.requires_grad_(entry.requires_grad)
 
     def _apply_extra(self, saved: SavedModule) -> None:
@@ -261,16 +275,28 @@ class ModuleItem:
         devices = (parameter.device for parameter in self._module.parameters() if parameter.device.type == kind)
         return {entry.value.name: NewTensorTarget(saved.specs[entry.value.name], next(devices, torch.device("cpu")))}
 
-    def _fits(self, entry: SavedEntry, tensor: torch.Tensor, saved: SavedItem) -> bool:
-        there, here = signature(entry.value, saved.specs), self._signature(entry.names[0], tensor)
+    def _looked(self, saved: SavedItem) -> _Look:
+        """Return what was seen when a saved item was compared, or look for the first time."""
+        if self._look is None or self._look.saved is not saved:
+            stored, live = parse_module(saved, self._name), {slot.name: slot for slot in walk_slots(self._module)}
+            look = _Look(saved, stored, live)
+            for name, slot in live.items():
+                if name in stored.entries and _is_alike(stored.entries[name], slot, saved.specs):
+                    check_storable(slot.tensor, f"{self._name}.{name}")
+                    look.alike.add(name)
+            self._look = look
+        return self._look
+
+    def _fits(self, entry: SavedEntry, slot: Slot, look: _Look) -> bool:
+        if slot.name in look.alike:
+            return True
+        assert slot.tensor is not None
+        there, here = signature(entry.value, look.saved.specs), self._signature(entry.names[0], slot.tensor)
         return there.shape == here.shape and there.form == here.form
 
     def _signature(self, name: str, tensor: torch.Tensor) -> Signature:
         value, named = describe(tensor, segment(name), f"{self._name}.{name}")
         return signature(value, {key: spec_of(key, part) for key, part in named})
-
-    def _live(self) -> dict[str, Slot]:
-        return {slot.name: slot for slot in walk_slots(self._module)}
 
     def _with_extra_state(self) -> dict[str, Any]:
         default = torch.nn.Module.get_extra_state
@@ -304,20 +330,16 @@ class ModuleItem:
         return found
 
     def _compare_ties(self, stored: Mapping[str, SavedEntry], live: Mapping[str, Slot]) -> list[Difference]:
-        is_common = set(stored) & {slot.name for slot in live.values() if slot.tensor is not None}
-        here = _leaders([[slot.name for slot in group] for group in _tied(list(live.values()))], is_common)
-        there = _leaders([entry.names for entry in dict.fromkeys(stored.values())], is_common)
-        return [
-            self._difference("tie", name, _tie_text(name, there[name]), _tie_text(name, here[name]))
-            for name in there
-            if there[name] != here[name]
-        ]
+        common = set(stored) & {slot.name for slot in live.values() if slot.tensor is not None}
+        here = [[slot.name for slot in group] for group in tied(live.values())]
+        there = [entry.names for entry in dict.fromkeys(stored.values())]
+        return [self._difference("tie", *found) for found in retied(there, here, common)]
 
-    def _compare_holders(self, stored: Mapping[str, SavedEntry], live: Mapping[str, Slot]) -> list[Difference]:
+    def _compare_holders(self, look: _Look) -> list[Difference]:
         found = []
-        for name, entry in stored.items():
-            tensor = live[name].tensor
-            if tensor is None or name != entry.names[0]:
+        for name, entry in look.stored.entries.items():
+            tensor = look.live[name].tensor
+            if tensor is None or name != entry.names[0] or name in look.alike:
                 continue
             takes_flag = entry.kind == "parameter" and _is_differentiable(tensor)
             value, _ = describe(tensor, segment(name), f"{self._name}.{name}")
@@ -343,48 +365,34 @@ class ModuleItem:
                 check_storable(slot.tensor, f"{self._name}.{slot.name}")
 
 
-def _tied(slots: Sequence[Slot]) -> list[list[Slot]]:
-    """Return the slots that hold a tensor, those of one tensor together, sorted by name within and among groups.
-
-    Sorted, so that what is stored does not depend on the order in which layers are declared.
-    """
-    groups: dict[object, list[Slot]] = {}
-    keys: dict[int, object] = {}
-    for slot in sorted(slots, key=lambda one: one.name):
-        if slot.tensor is not None:
-            key = keys.setdefault(id(slot.tensor), _place(slot.tensor))
-            groups.setdefault(key, []).append(slot)
-    return list(groups.values())
-
-
-def _leaders(groups: Iterable[Sequence[str]], common: set[str]) -> dict[str, str]:
-    """Return for each common name the first common name of its group."""
-    leaders: dict[str, str] = {}
-    for group in groups:
-        names = sorted(name for name in group if name in common)
-        leaders.update((name, names[0]) for name in names)
-    return leaders
-
-
-def _tie_text(name: str, leader: str) -> str:
-    return "a tensor of its own" if name == leader else f"one tensor with {leader}"
-
-
-def _place(tensor: torch.Tensor) -> object:
-    if type(tensor) not in PLAIN_TYPES and (
-        torch.nn.parameter.is_lazy(tensor) or is_distributed(tensor) or type(tensor.detach()) is not torch.Tensor
-    ):
-        return id(tensor)
-    if tensor.layout != torch.strided or tensor.numel() == 0:
-        return id(tensor)
-    storage = tensor.untyped_storage().data_ptr()
-    view = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
-    return (str(tensor.device), storage, *view) if storage else id(tensor)
-
-
 def _is_differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _can_create(slot: Slot, entry: SavedEntry) -> bool:
     return slot.kind == entry.kind == "buffer" and isinstance(entry.value, TensorLeaf | ScalarLeaf)
+
+
+def _is_alike(entry: SavedEntry, slot: Slot, specs: Mapping[str, TensorSpec]) -> bool:
+    """Return whether a slot holds just such a tensor as is stored under its name, which must be its first one.
+
+    Of tensors that are more than plain ones this is not known here.
+    """
+    tensor, value = slot.tensor, entry.value
+    if type(tensor) not in PLAIN_TYPES or type(value) is not TensorLeaf:
+        return False
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return False
+    spec = specs.get(value.name)
+    return (
+        spec is not None
+        and slot.name == entry.names[0]
+        and (entry.kind, entry.is_persistent) == (slot.kind, slot.is_persistent)
+        and spec.global_shape == tensor.shape
+        and spec.dtype == dtype_name(tensor.dtype)
+        and value.name == segment(slot.name)
+        and value.container == container_of(tensor)
+        and value.requires_grad == entry.requires_grad
+        and (tensor.requires_grad == entry.requires_grad or (entry.kind == "parameter" and _is_differentiable(tensor)))
+        and tensor.dim() > 0
+    )

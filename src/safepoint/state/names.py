@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ import torch
 
 from safepoint.errors import RequestError
 
+# Classes of which it is remembered what they are.
+_MOST_CLASSES = 4096
 _SPREADING = ("torch.nn.parallel.distributed", "DistributedDataParallel")
 # The attribute under which each wrapper keeps the module it wraps. By name, because importing these classes is slow and
 # some of them need a torch built with distributed support.
@@ -53,11 +56,8 @@ class Slot(msgspec.Struct, frozen=True):
 
 def wrapped_key(module: torch.nn.Module) -> str | None:
     """Return under which attribute a wrapper keeps what it wraps, or None for a module that is no wrapper."""
-    for kind in type(module).__mro__:
-        key = _WRAPPERS.get((kind.__module__, kind.__qualname__))
-        if key is not None and key in module._modules:
-            return key
-    return None
+    keys = _keys_of(type(module))
+    return next((key for key in keys if key in module._modules), None) if keys else None
 
 
 def reshard(root: torch.nn.Module) -> None:
@@ -65,18 +65,25 @@ def reshard(root: torch.nn.Module) -> None:
 
     Starts no collective, but the next forward pass gathers again: the ranks must do it together.
     """
-    for module in root.modules():
-        if any(kind.__qualname__ == "FSDPModule" and _is_of_distributed(kind) for kind in type(module).__mro__):
-            sharded: Any = module
+    sharded: Any
+    # torch walks a module slower than this, and of each class it has to be known only once.
+    seen, left = {id(root)}, [root]
+    while left:
+        module = left.pop()
+        if _is_fully_sharded(type(module)):
+            sharded = module
             sharded.reshard()
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                left.append(child)
 
 
 def handed_out_buffers(root: torch.nn.Module) -> set[int]:
     """Return the ids of the buffers that a DistributedDataParallel spreads from its leader before each forward pass."""
     found: set[int] = set()
     for module in root.modules():
-        kinds = [(kind.__module__, kind.__qualname__) for kind in type(module).__mro__]
-        if _SPREADING in kinds and getattr(module, "broadcast_buffers", False):
+        if _is_spreading(type(module)) and getattr(module, "broadcast_buffers", False):
             spreading: Any = module
             named = spreading.module.named_buffers()
             found.update(id(one) for name, one in named if name not in spreading.parameters_to_ignore)
@@ -96,7 +103,9 @@ def walk_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]
 
     The root's name is empty. The order is that of `named_modules`.
     """
-    yield from _walk(root, "", frozenset())
+    found: list[tuple[str, torch.nn.Module]] = []
+    _walk(root, "", set(), found)
+    return iter(found)
 
 
 def held_tensors(root: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -120,6 +129,8 @@ def walk_slots(root: torch.nn.Module) -> list[Slot]:
         for key, tensor in owner._parameters.items():
             _add(slots, Slot(_below(prefix, key), "parameter", owner, key, tensor, True))
     for prefix, owner in modules:
+        if not owner._buffers:
+            continue
         for key, buffer in owner._buffers.items():
             is_persistent = key not in owner._non_persistent_buffers_set
             _add(slots, Slot(_below(prefix, key), "buffer", owner, key, buffer, is_persistent))
@@ -151,14 +162,35 @@ def _is_of_distributed(kind: type) -> bool:
     return kind.__module__.startswith("torch.distributed.")
 
 
-def _walk(module: torch.nn.Module, prefix: str, above: frozenset[int]) -> Iterator[tuple[str, torch.nn.Module]]:
+@functools.lru_cache(maxsize=_MOST_CLASSES)
+def _keys_of(kind: type) -> tuple[str, ...]:
+    """Return under which attributes modules of a class may keep what they wrap; none for one that is no wrapper."""
+    keys = (_WRAPPERS.get((one.__module__, one.__qualname__)) for one in kind.__mro__)
+    return tuple(key for key in keys if key is not None)
+
+
+@functools.lru_cache(maxsize=_MOST_CLASSES)
+def _is_fully_sharded(kind: type) -> bool:
+    return any(one.__qualname__ == "FSDPModule" and _is_of_distributed(one) for one in kind.__mro__)
+
+
+@functools.lru_cache(maxsize=_MOST_CLASSES)
+def _is_spreading(kind: type) -> bool:
+    return any((one.__module__, one.__qualname__) == _SPREADING for one in kind.__mro__)
+
+
+def _walk(module: torch.nn.Module, prefix: str, above: set[int], found: list[tuple[str, torch.nn.Module]]) -> None:
     if id(module) in above:
         return
-    yield prefix, module
+    found.append((prefix, module))
+    if not module._modules:
+        return
+    above.add(id(module))
     inner = wrapped_key(module)
     for key, child in module._modules.items():
         if child is not None:
-            yield from _walk(child, prefix if key == inner else _below(prefix, key), above | {id(module)})
+            _walk(child, prefix if key == inner else _below(prefix, key), above, found)
+    above.discard(id(module))
 
 
 def _below(prefix: str, key: str) -> str:

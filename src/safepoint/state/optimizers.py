@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from safepoint.errors import Difference, RequestError
-from safepoint.format.plain import TensorLeaf
 from safepoint.state.draft import Draft, NamedTensors
 from safepoint.state.groups import (
     SCHEDULED_OPTIONS,
@@ -33,14 +33,27 @@ from safepoint.state.groups import (
 )
 from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.memo import Memo
-from safepoint.state.merging import is_shared, leaves_of, merge_state, reorder, set_option, set_step, unshared_names
+from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
 from safepoint.state.optimizer_tree import SavedOptimizer, options_of, parse_optimizer, states_of, tree_of
+from safepoint.state.owners import Owner, absent_of, kinds_of, owners_of
 from safepoint.state.rebuild import Rebuilder, to_kind
 from safepoint.state.shards import ShardTarget, new_target, scatter, target_in
 from safepoint.state.sight import Sight
-from safepoint.state.stored import Parsed, malformed
+from safepoint.state.stored import malformed
 from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, check_storable, is_distributed, spec_of
 from safepoint.state.tree import class_name, draft_of, flatten
+
+_NOBODY = Owner()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Hold what a saved item says, and what it was compared with: the parameters by name, and the live groups."""
+
+    saved: SavedItem
+    stored: SavedOptimizer
+    named: Mapping[str, torch.Tensor]
+    matching: Matching
 
 
 class OptimizerItem:
@@ -65,7 +78,7 @@ class OptimizerItem:
         self._optimizer = optimizer
         self._parameters = parameters
         self._memo = Memo(name, self.type)
-        self._parsed = Parsed(parse_optimizer)
+        self._look: _Look | None = None
         self._targets: dict[str, InPlaceTarget | NewTensorTarget | ShardTarget] = {}
         self._restored: dict[str, torch.Tensor] = {}
         self._recorded: list[tuple[str, ...]] = []
@@ -125,42 +138,42 @@ class OptimizerItem:
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
         found: list[Difference] = []
-        parsed, now = self._parsed.of(saved, self._name), class_name(self._optimizer)
-        if parsed.class_name != now:
-            found.append(Difference(f"{self._name}.type", self._name, parsed.class_name, now))
-        if parsed.extra.keys() - self._extra().keys():
-            extra = ", ".join(sorted(parsed.extra.keys() - self._extra().keys()))
+        self._look = None
+        look = self._looked(saved)
+        stored, now = look.stored, class_name(self._optimizer)
+        if stored.class_name != now:
+            found.append(Difference(f"{self._name}.type", self._name, stored.class_name, now))
+        gone = stored.extra.keys() - self._extra().keys()
+        if gone:
+            extra = ", ".join(sorted(gone))
             found.append(Difference(f"{self._name}.type", f"{self._name}: what its state_dict() adds", extra, "absent"))
-        groups, matching = parsed.groups, self._match(parsed)
-        self._check_states(parsed)
-        found += matching.differences
-        for number, host in matching.pairs:
-            live = options_of(self._optimizer.param_groups[host])
-            check_numbers(self._name, groups[number].options, live)
-            found += compare_options(self._name, groups[number].options, live, f"{self._name}.param_groups[{host}]")
+        self._check_states(look)
+        found += look.matching.differences
+        for number, host in look.matching.pairs:
+            options, live = stored.groups[number].options, options_of(self._optimizer.param_groups[host])
+            check_numbers(self._name, options, live)
+            found += compare_options(self._name, options, live, f"{self._name}.param_groups[{host}]")
         return list(dict.fromkeys(found))
 
     def targets(self, saved: SavedItem, permits: Permits) -> Mapping[str, TensorTarget]:
         """Return a target for each stored tensor: the live state tensor where it fits, else a tensor to be made."""
-        plain, tensors = self._flatten()
-        own = unshared_names(states_of(plain["state"], self._name))
-        live = {name: tensor for name, tensor in tensors if name in own}
-        parsed = self._parsed.of(saved, self._name)
-        exact = unshared_names(parsed.states)
-        owners = self._owners(parsed, saved.plain)
-        dense = {leaf.name for leaf in leaves_of(saved.plain) if isinstance(leaf, TensorLeaf)}
+        look = self._looked(saved)
+        live = self._own_tensors(look)
+        exact = unshared_names(look.stored.states)
+        absent = absent_of(look.stored, look.named)
+        unread = {leaf.name for name in absent for leaf in leaves_of(look.stored.states[name])}
+        owners = owners_of(look.stored, saved.plain, look.named)
         self._targets = {}
-        absent = {leaf.name for name in self._absent(parsed) for leaf in leaves_of(parsed.states[name])}
         for name, spec in saved.specs.items():
-            if name in absent:
+            if name in unread:
                 continue
-            kind, parameter, saved_kind = owners.get(name, ("cpu", None, ""))
-            device = parameter.device if parameter is not None and kind == saved_kind else _device(kind)
+            owner = owners.get(name, _NOBODY)
+            device = owner.device
             here = live.get(name) if name in exact else None
             if here is not None and spec_of(name, here) == spec and here.device == device:
                 self._targets[name] = target_in(here, f"{self._name}: {name}")
             else:
-                like = parameter if name in dense and not name.endswith("/step") else None
+                like = owner.parameter if owner.is_dense and not name.endswith("/step") else None
                 self._targets[name] = new_target(spec, device, f"{self._name}: {name}", like=like)
         return dict(self._targets)
 
@@ -168,29 +181,29 @@ class OptimizerItem:
         """Set state and hyper-parameters; return the parameters whose state was left as it was."""
         self._restored = {name: target.tensor for name, target in self._targets.items() if target.tensor is not None}
         self._targets = {}
-        parsed = self._parsed.of(saved, self._name)
-        groups, matching = parsed.groups, self._match(parsed)
-        current: list[tuple[torch.Tensor | None, str]] = [(None, "")]
-        rebuilder = Rebuilder(self._restored, lambda tensor, kind: _follow(tensor, kind, *current[0]))
-        options = [rebuilder.build(dict(group.options)) for group in groups]
-        kinds = {name: kind for group in groups for name, kind in zip(group.parameters, group.devices, strict=True)}
-        named = self._parameters()
+        look = self._looked(saved)
+        stored, named, matching = look.stored, look.named, look.matching
+        current = [_NOBODY]
+        rebuilder = Rebuilder(self._restored, lambda tensor, kind: current[0].follow(tensor, kind))
+        options = [rebuilder.build(dict(group.options)) for group in stored.groups]
+        kinds = kinds_of(stored)
         state: dict[str, Any] = {}
-        absent = self._absent(parsed)
-        for name, value in parsed.states.items():
+        absent = absent_of(stored, named)
+        for name, value in stored.states.items():
             if name in absent:
                 continue
-            current[0] = (named.get(name), kinds.get(name, ""))
+            current[0] = Owner(parameter=named.get(name), saved_kind=kinds.get(name, ""))
             state[name] = _divided(rebuilder.build(value), named.get(name), f"{self._name}.state.{name}")
-        current[0] = (None, "")
-        other = rebuilder.build(parsed.other)
-        self._hand_back(rebuilder.build(parsed.extra))
-        self._create_groups(groups, options, matching)
-        self._set_options(groups, options, matching, permits)
-        self._recorded = [group.parameters for group in groups]
-        self._applied = (parsed, permits)
-        self._parsed.forget()
-        return self._set_state(state, other, frozenset(kinds))
+        current[0] = _NOBODY
+        other = rebuilder.build(stored.other)
+        self._hand_back(rebuilder.build(stored.extra))
+        self._create_groups(stored.groups, options, matching, named)
+        name_of = self._namer(named)
+        self._set_options(stored.groups, options, matching, permits, name_of)
+        self._recorded = [group.parameters for group in stored.groups]
+        self._applied = (stored, permits)
+        self._look = None
+        return self._set_state(state, other, frozenset(kinds), named, name_of)
 
     def reapply_hyperparameters(self) -> None:
         """Set the groups' options once more, as the last `apply` did; does nothing before one.
@@ -203,15 +216,15 @@ class OptimizerItem:
         groups, matching = parsed.groups, self._match(parsed)
         rebuilder = Rebuilder(self._restored, to_kind)
         options = [rebuilder.build(dict(group.options)) for group in groups]
-        self._set_options(groups, options, matching, permits)
+        self._set_options(groups, options, matching, permits, self._namer())
 
     @property
     def keeps_own(self) -> bool:
         """Return whether a group has options of a schedule that the restored checkpoint does not know."""
-        if self._applied is None:
+        live = self._optimizer.param_groups
+        if self._applied is None or not any(key in SCHEDULED_OPTIONS for group in live for key in group):
             return False
         groups, matching = self._applied[0].groups, self._match(self._applied[0])
-        live = self._optimizer.param_groups
         return any(
             key in SCHEDULED_OPTIONS and key not in groups[number].options
             for number, host in matching.pairs
@@ -227,10 +240,28 @@ class OptimizerItem:
         if settle is not None:
             self._settlers[name] = settle
 
-    def _flatten(self) -> tuple[Any, NamedTensors]:
-        plain, tensors = flatten(self._whole(), path=self._name, may_be_distributed=True)
-        self._check_storable(tensors)
-        return plain, tensors
+    def _looked(self, saved: SavedItem) -> _Look:
+        """Return what a saved item was compared with, or look for the first time."""
+        if self._look is None or self._look.saved is not saved:
+            stored, named = parse_optimizer(saved, self._name), self._parameters()
+            live = self._group_names(self._namer(named))
+            matching = match_groups(self._name, stored.groups, live, frozenset(named))
+            self._look = _Look(saved, stored, named, matching)
+        return self._look
+
+    def _own_tensors(self, look: _Look) -> dict[str, torch.Tensor]:
+        """Return the live tensors, by name, that lie directly in a parameter's dict and share memory with nothing."""
+        whole = self._whole(look.named)
+        sight = Sight.of(whole)
+        if not sight.is_known:
+            plain, tensors = flatten(whole, path=self._name, may_be_distributed=True)
+            self._check_storable(tensors)
+            own = unshared_names(states_of(plain["state"], self._name))  # type: ignore[index]  # of a dict's tree
+            return {name: tensor for name, tensor in tensors if name in own}
+        named = self._memo.named(sight, lambda: self._draft(whole, sight), is_divided_alone=False)
+        states = (one for key, one in self._optimizer.state.items() if isinstance(key, torch.Tensor))
+        direct = {id(part) for one in states if isinstance(one, dict) for part in one.values()} - sight.repeated
+        return {name: tensor for name, tensor in named if id(tensor) in direct}
 
     def _draft(self, whole: dict[str, Any], sight: Sight) -> Draft:
         draft = draft_of(whole, sight, path=self._name, may_be_distributed=True)
@@ -242,8 +273,8 @@ class OptimizerItem:
             if not name.startswith("state/"):
                 check_storable(tensor, f"{self._name}: {name}")
 
-    def _whole(self) -> dict[str, Any]:
-        return tree_of(self._optimizer, self._namer(), self._recorded, extra=self._extra())
+    def _whole(self, named: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
+        return tree_of(self._optimizer, self._namer(named), self._recorded, extra=self._extra())
 
     def _namer(self, named: Mapping[str, torch.Tensor] | None = None) -> Callable[[torch.Tensor], str]:
         """Return a function from a parameter to its qualified name, over the modules registered so far."""
@@ -270,31 +301,12 @@ class OptimizerItem:
     def _group_names(self, name_of: Callable[[torch.Tensor], str]) -> list[tuple[str, ...]]:
         return [tuple(name_of(one) for one in group["params"]) for group in self._optimizer.param_groups]
 
-    def _check_states(self, saved: SavedOptimizer) -> None:
+    def _check_states(self, look: _Look) -> None:
         """Refuse a state of a parameter that is in no group and that nobody has here: it would vanish unseen."""
-        known = {name for group in saved.groups for name in group.parameters} | set(self._parameters())
-        stray = [name for name in saved.states if name not in known]
+        known = {name for group in look.stored.groups for name in group.parameters} | set(look.named)
+        stray = [name for name in look.stored.states if name not in known]
         if stray:
             raise malformed(f"{self._name}.state", "parameters of the groups", ", ".join(stray[:4]))
-
-    def _absent(self, saved: SavedOptimizer) -> set[str]:
-        """Return the parameters whose state is not read, because they are on other ranks, or nowhere any more."""
-        named = self._parameters()
-        return {name for name, value in saved.states.items() if name not in named and not is_shared(value)}
-
-    def _owners(self, saved: SavedOptimizer, plain: Any) -> dict[str, tuple[str, torch.Tensor | None, str]]:
-        """Return for each stored tensor the device kind it was on, its parameter, and that one's kind at the save."""
-        named = self._parameters()
-        kinds = {
-            name: kind for group in saved.groups for name, kind in zip(group.parameters, group.devices, strict=True)
-        }
-        owners: dict[str, tuple[str, torch.Tensor | None, str]] = {
-            leaf.name: (leaf.device, None, "") for leaf in leaves_of(plain)
-        }
-        for name, value in saved.states.items():
-            for leaf in leaves_of(value):
-                owners[leaf.name] = (leaf.device, named.get(name), kinds.get(name, ""))
-        return owners
 
     def _extra(self) -> dict[str, Any]:
         if type(self._optimizer).state_dict is torch.optim.Optimizer.state_dict:
@@ -306,16 +318,23 @@ class OptimizerItem:
         if extra and type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict:
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), **extra})
 
-    def _create_groups(self, groups: list[SavedGroup], options: list[Any], matching: Matching) -> None:
-        named = self._parameters()
+    def _create_groups(
+        self, groups: list[SavedGroup], options: list[Any], matching: Matching, named: Mapping[str, torch.Tensor]
+    ) -> None:
         has_names = any("param_names" in group for group in self._optimizer.param_groups)
         for number in matching.created:
             names = [name for name in groups[number].parameters if name in named]
             parameters = [(name.split("/", 1)[1], named[name]) if has_names else named[name] for name in names]
             self._optimizer.add_param_group({**options[number], "params": parameters})
 
-    def _set_options(self, groups: list[SavedGroup], options: list[Any], matching: Matching, permits: Permits) -> None:
-        name_of = self._namer()
+    def _set_options(
+        self,
+        groups: list[SavedGroup],
+        options: list[Any],
+        matching: Matching,
+        permits: Permits,
+        name_of: Callable[[torch.Tensor], str],
+    ) -> None:
         kept = {key for key in SCHEDULED_OPTIONS if "scheduler" in permits.current}
         kept |= {"initial_lr"} if f"{self._name}.lr" in permits.current else set()
         for number, host in matching.pairs:
@@ -328,9 +347,16 @@ class OptimizerItem:
         for settle in self._settlers.values():
             settle()
 
-    def _set_state(self, state: dict[str, Any], other: dict[Any, Any], known: frozenset[str]) -> list[str]:
-        live, named = self._optimizer.state, self._parameters()
-        name_of, before = self._namer(named), dict(live)
+    def _set_state(
+        self,
+        state: dict[str, Any],
+        other: dict[Any, Any],
+        known: frozenset[str],
+        named: Mapping[str, torch.Tensor],
+        name_of: Callable[[torch.Tensor], str],
+    ) -> list[str]:
+        live = self._optimizer.state
+        before = dict(live)
         seen_live = Counter(id(part) for value in before.values() for part in _parts(value))
         seen_saved = Counter(id(part) for value in state.values() for part in _parts(value))
         own = {key for key, count in (*seen_live.items(), *seen_saved.items()) if count > 1}
@@ -348,13 +374,6 @@ class OptimizerItem:
         return [name for name, _ in left]
 
 
-def _follow(tensor: torch.Tensor, kind: str, parameter: torch.Tensor | None, saved_kind: str) -> torch.Tensor:
-    # A named tensor is on its device already; a 0-dim one comes from the tree and starts on the CPU.
-    if tensor.dim() or parameter is None:
-        return tensor if tensor.dim() else to_kind(tensor, kind)
-    return tensor.to(parameter.device) if kind == saved_kind else to_kind(tensor, kind)
-
-
 def _divided(value: Any, parameter: torch.Tensor | None, path: str) -> Any:
     """Divide what was stored as views of one stretch of memory, thus restored whole, like its parameter."""
     if parameter is None or not is_distributed(parameter) or type(value) is not dict:
@@ -369,10 +388,6 @@ def _is_whole(part: Any, parameter: torch.Tensor) -> bool:
     return (
         type(part) is torch.Tensor and part.layout == torch.strided and part.dim() > 0 and part.shape == parameter.shape
     )
-
-
-def _device(kind: str) -> torch.device:
-    return to_kind(torch.empty(0), kind).device
 
 
 def _parts(value: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -234,7 +235,9 @@ def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
 
     Where an expanded tensor repeats one element, it is written once; the value is expected to repeat it too.
     """
-    with torch.inference_mode(live.is_inference()):
+    is_inference = live.is_inference()
+    # To enter a mode that is on already takes longer than to copy a number.
+    with nullcontext() if is_inference == torch.is_inference_mode_enabled() else torch.inference_mode(is_inference):
         live, value = live.detach(), value.detach()
         for axis, stride in enumerate(live.stride()):
             if stride == 0 and live.shape[axis] > 1:

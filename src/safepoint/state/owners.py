@@ -1,0 +1,62 @@
+"""Owners: which parameter a stored tensor of an optimizer belongs to, and which device it shall be on for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import torch
+
+from safepoint.format.plain import TensorLeaf
+from safepoint.state.merging import is_shared, leaves_of
+from safepoint.state.optimizer_tree import SavedOptimizer
+from safepoint.state.rebuild import to_kind
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Say of a stored tensor which kind of device it was on, its parameter if it has one, and that one's kind then.
+
+    `is_dense` says that it is no view of a stretch of memory.
+    """
+
+    kind: str = "cpu"
+    parameter: torch.Tensor | None = None
+    saved_kind: str = ""
+    is_dense: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the tensor shall live: with its parameter, if it did at the save."""
+        if self.parameter is not None and self.kind == self.saved_kind:
+            return self.parameter.device
+        return to_kind(torch.empty(0), self.kind).device
+
+    def follow(self, tensor: torch.Tensor, kind: str) -> torch.Tensor:
+        """Return a tensor of the owner's state where it shall live, which was on this kind of device."""
+        # A named tensor is on its device already; a 0-dim one comes from the tree and starts on the CPU.
+        if tensor.dim():
+            return tensor
+        if self.parameter is None or kind != self.saved_kind:
+            return to_kind(tensor, kind)
+        return tensor.to(self.parameter.device)
+
+
+def kinds_of(stored: SavedOptimizer) -> dict[str, str]:
+    """Return the kind of device that each parameter was on."""
+    return {name: kind for group in stored.groups for name, kind in zip(group.parameters, group.devices, strict=True)}
+
+
+def absent_of(stored: SavedOptimizer, named: Mapping[str, torch.Tensor]) -> set[str]:
+    """Return the parameters whose state is not read, because they are on other ranks, or nowhere any more."""
+    return {name for name, value in stored.states.items() if name not in named and not is_shared(value)}
+
+
+def owners_of(stored: SavedOptimizer, plain: object, named: Mapping[str, torch.Tensor]) -> dict[str, Owner]:
+    """Return the owner of each stored tensor; `plain` is the whole tree."""
+    kinds = kinds_of(stored)
+    owners = {leaf.name: Owner(leaf.device, is_dense=type(leaf) is TensorLeaf) for leaf in leaves_of(plain)}
+    for name, value in stored.states.items():
+        parameter, saved_kind = named.get(name), kinds.get(name, "")
+        for leaf in leaves_of(value):
+            owners[leaf.name] = Owner(leaf.device, parameter, saved_kind, type(leaf) is TensorLeaf)
+    return owners
