@@ -27,6 +27,7 @@ from safepoint.format.leaves import (
 MAX_DEPTH = 64
 INT_LIMIT = 1 << 63
 INT_LIMIT_BITS = 1 << 18
+_BARE: frozenset[type] = frozenset({type(None), bool, str})
 
 
 def decode_plain(form: object, *, where: str = "") -> object:
@@ -64,15 +65,20 @@ class _Decoder:
             if not -INT_LIMIT <= form < INT_LIMIT:
                 raise self._bad("an integer of at most 63 bits", "a longer one")
             return form
+        # Most values are parts of a list or an object, and stand for themselves: they are worth no call each.
+        below = depth + 1
+        bare = _BARE if below <= MAX_DEPTH else frozenset()
         if isinstance(form, list):
-            return [self.decode(element, depth + 1) for element in form]
+            return [element if type(element) in bare else self.decode(element, below) for element in form]
         if not isinstance(form, dict):
             raise self._bad("a value of the closed set", type(form).__name__)
         tag = next(iter(form), "")
         if not tag.startswith("$"):
             if not is_plain_object(form):
                 raise self._bad("an object of ASCII keys without tags", ascii(sorted(form)[0][:40]))
-            return {key: self.decode(element, depth + 1) for key, element in form.items()}
+            return {
+                key: element if type(element) in bare else self.decode(element, below) for key, element in form.items()
+            }
         if len(form) != 1:
             raise self._bad("an object with one tag", f"{len(form)} keys beside {tag[:40]!r}")
         return self._tagged(tag, form[tag], depth)
@@ -270,6 +276,11 @@ def _timedelta(parts: list[Any]) -> datetime.timedelta:
     return result
 
 
+def _tensor(parts: list[Any]) -> TensorLeaf:
+    name, container, device, requires_grad = parts
+    return TensorLeaf(_text(name), _text(container), _text(device), _flag(requires_grad))
+
+
 def _path(parts: list[Any]) -> pathlib.PurePath:
     flavour, form = parts
     if isinstance(form, dict) and list(form) == ["$str"]:
@@ -303,7 +314,7 @@ _DECODERS: dict[str, Callable[[Any], object]] = {
     "$size": lambda p: SizeLeaf(_wholes(p)),
     "$dtype": lambda p: DtypeLeaf(_text(p)),
     "$numpy": _fields(2, lambda p: NumpyScalarLeaf(_text(p[0]), _hex(p[1]))),
-    "$tensor": _fields(4, lambda p: TensorLeaf(_text(p[0]), _text(p[1]), _text(p[2]), _flag(p[3]))),
+    "$tensor": _fields(4, _tensor),
     "$scalar": _fields(5, lambda p: ScalarLeaf(_text(p[0]), _hex(p[1]), _text(p[2]), _text(p[3]), _flag(p[4]))),
     "$view": _fields(
         7,

@@ -192,6 +192,19 @@ def _common(
     asked = ranks.led(lambda: dict(wholes[0].trees), dict[str, tuple[int, ...]])
     found: dict[str, Common] = {}
 
+    def place_of(rank: int) -> str:
+        return generation_path(manifest.generation, index_name(rank, manifest.world_size))
+
+    def put_together(by_item: Mapping[str, Mapping[int, Any]]) -> dict[str, Common]:
+        for name, by_rank in by_item.items():
+            trees = [decode_plain(by_rank[rank], where=f"{place_of(rank)}: {name}") for rank in sorted(by_rank)]
+            is_one = wholes[0].tree_counts[name] == 1
+            found[name] = Common(union_of_trees(trees), is_one, wholes[0].specs.get(name, {}))
+        return found
+
+    if ranks.world_size == 1:
+        return put_together({name: {rank: share.trees[name][rank] for rank in own} for name, own in asked.items()})
+
     def trees() -> list[_Tree]:
         return [
             _Tree(name, rank, msgspec.json.encode(share.trees[name][rank]))
@@ -201,14 +214,10 @@ def _common(
         ]
 
     def joined(parts: list[list[_Tree]]) -> dict[str, _CommonTold]:
-        by_item: dict[str, dict[int, object]] = {}
+        by_item: dict[str, dict[int, Any]] = {}
         for tree in (tree for part in parts for tree in part):
-            place = f"{generation_path(manifest.generation, index_name(tree.rank, manifest.world_size))}: {tree.item}"
-            by_item.setdefault(tree.item, {})[tree.rank] = decode_plain(json.loads(tree.form), where=place)
-        for name, by_rank in by_item.items():
-            union = union_of_trees([by_rank[rank] for rank in sorted(by_rank)])
-            found[name] = Common(union, wholes[0].tree_counts[name] == 1, wholes[0].specs.get(name, {}))
-        return {name: _told(one) for name, one in found.items()} if ranks.world_size > 1 else {}
+            by_item.setdefault(tree.item, {})[tree.rank] = json.loads(tree.form)
+        return {name: _told(one) for name, one in put_together(by_item).items()}
 
     heard = ranks.collected(trees, joined, part=list[_Tree], kind=dict[str, _CommonTold])
     return found or heard

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from safepoint.errors import RequestError
-from safepoint.state.tensors import byte_range
+from safepoint.state.memory import byte_range
 
 
 class Occupant(msgspec.Struct, frozen=True):

@@ -281,7 +281,8 @@ class ModuleItem:
             stored, live = parse_module(saved, self._name), {slot.name: slot for slot in walk_slots(self._module)}
             look = _Look(saved, stored, live)
             for name, slot in live.items():
-                if name in stored.entries and _is_alike(stored.entries[name], slot, saved.specs):
+                entry = stored.entries.get(name)
+                if slot.tensor is not None and entry is not None and _is_alike(entry, slot, saved.specs):
                     check_storable(slot.tensor, f"{self._name}.{name}")
                     look.alike.add(name)
             self._look = look
@@ -379,7 +380,7 @@ def _is_alike(entry: SavedEntry, slot: Slot, specs: Mapping[str, TensorSpec]) ->
     Of tensors that are more than plain ones this is not known here.
     """
     tensor, value = slot.tensor, entry.value
-    if type(tensor) not in PLAIN_TYPES or type(value) is not TensorLeaf:
+    if tensor is None or type(tensor) not in PLAIN_TYPES or type(value) is not TensorLeaf:
         return False
     if tensor.is_nested or tensor.layout is not torch.strided:
         return False

@@ -56,7 +56,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 def wrapped_key(module: torch.nn.Module) -> str | None:
     """Return under which attribute a wrapper keeps what it wraps, or None for a module that is no wrapper."""
-    keys = _keys_of(type(module))
+    keys = _keys_of(type(module))  # type: ignore[arg-type]  # classes are hashable
     return next((key for key in keys if key in module._modules), None) if keys else None
 
 
@@ -70,7 +70,7 @@ def reshard(root: torch.nn.Module) -> None:
     seen, left = {id(root)}, [root]
     while left:
         module = left.pop()
-        if _is_fully_sharded(type(module)):
+        if _is_fully_sharded(type(module)):  # type: ignore[arg-type]  # classes are hashable
             sharded = module
             sharded.reshard()
         for child in module._modules.values():
@@ -83,7 +83,8 @@ def handed_out_buffers(root: torch.nn.Module) -> set[int]:
     """Return the ids of the buffers that a DistributedDataParallel spreads from its leader before each forward pass."""
     found: set[int] = set()
     for module in root.modules():
-        if _is_spreading(type(module)) and getattr(module, "broadcast_buffers", False):
+        is_spreading = _is_spreading(type(module))  # type: ignore[arg-type]  # classes are hashable
+        if is_spreading and getattr(module, "broadcast_buffers", False):
             spreading: Any = module
             named = spreading.module.named_buffers()
             found.update(id(one) for name, one in named if name not in spreading.parameters_to_ignore)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from safepoint.errors import RequestError
-from safepoint.state.tensors import as_memory, dtype_of, is_direct
+from safepoint.state.memory import as_memory, is_direct
+from safepoint.state.tensors import dtype_of
 
 
 def scalar_bytes(tensor: torch.Tensor) -> bytes:

@@ -35,6 +35,9 @@ from safepoint.state.tensors import dtype_of, is_distributed
 SPARSE_KEY = "safepoint.sparse"
 
 _NUMPY_DTYPE = re.compile(r"[<|][biufc][0-9]{1,2}|<[Mm]8(\[[0-9]*[A-Za-z]+\])?")
+# Values that stand for themselves, and can be built whatever they are.
+_BARE = frozenset({type(None), bool, int, float, str})
+_LEAVES = frozenset({TensorLeaf, ViewLeaf, ScalarLeaf})
 _CONTAINERS = ("tensor", "parameter", "buffer", "buffer_non_persistent", "ndarray")
 _PENDING = object()
 
@@ -87,21 +90,25 @@ class _Check:
 
     def visit(self, plain: Any, name: str | None) -> None:
         """Check one value; `name` is that of its place, None where tensors are named otherwise."""
-        if isinstance(plain, Shared):
-            self.visit(plain.value, name)
-            self._finished.add(plain.number)
-        elif isinstance(plain, Same):
-            if plain.number not in self._finished:
-                raise _damaged("a reference to a finished earlier value", f"number {plain.number}")
+        kind = type(plain)
+        if kind in _BARE:
+            return
+        if kind in _LEAVES:
+            self._visit_leaf(plain, name)
         elif isinstance(plain, dict):
             self._visit_dict(plain, name)
-        elif type(plain) in (list, tuple):
+        elif kind is Shared:
+            self.visit(plain.value, name)
+            self._finished.add(plain.number)
+        elif kind is Same:
+            if plain.number not in self._finished:
+                raise _damaged("a reference to a finished earlier value", f"number {plain.number}")
+        elif kind in (list, tuple):
             for index, element in enumerate(plain):
-                self.visit(element, None if name is None else below(name, index))
-        elif type(plain) in (set, frozenset):
+                if type(element) not in _BARE:
+                    self.visit(element, None if name is None else below(name, index))
+        elif kind in (set, frozenset):
             self._check_keys(plain)
-        elif isinstance(plain, TensorLeaf | ViewLeaf | ScalarLeaf):
-            self._visit_leaf(plain, name)
         else:
             self._keys.key(plain)
 
@@ -118,17 +125,19 @@ class _Check:
             plain = parts
         self._check_keys(plain)
         for position, (key, element) in enumerate(plain.items()):
-            self.visit(element, None if name is None else below(name, key, position))
+            if type(element) not in _BARE:
+                self.visit(element, None if name is None else below(name, key, position))
 
     def _check_keys(self, plain: Collection[Any]) -> None:
         """Check what tells the elements of a set or a dict apart once they are built: 1 and numpy's 1.0 are equal."""
-        if len({self._keys.key(key) for key in plain}) != len(plain):
+        if any(type(key) is not str for key in plain) and len({self._keys.key(key) for key in plain}) != len(plain):
             raise _damaged("keys or elements that differ", repr(list(plain))[:120])
 
     def _visit_leaf(self, leaf: TensorLeaf | ViewLeaf | ScalarLeaf, name: str | None) -> None:
         if isinstance(leaf, ScalarLeaf):
             _check_holder(leaf.container, leaf.requires_grad, leaf.dtype)
-            _scalar(leaf)
+            if len(leaf.data) != dtype_of(leaf.dtype).itemsize:
+                raise _damaged(f"a scalar of dtype {leaf.dtype}", f"{len(leaf.data)} bytes")
             return
         spec = self._specs.get(leaf.name)
         if spec is None:

@@ -16,8 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from safepoint.errors import RequestError
 from safepoint.state.item import Owned
+from safepoint.state.memory import byte_range
 from safepoint.state.shards import local_of
-from safepoint.state.tensors import byte_range, is_distributed
+from safepoint.state.tensors import is_distributed
 
 # Hooks whose monitor was dropped. Its finalizer may run wherever the garbage collector does, also while torch iterates
 # over its hooks, so it must not take them off itself.

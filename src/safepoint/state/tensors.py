@@ -10,11 +10,9 @@ Spec: F3.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 from contextlib import nullcontext
-from typing import Any
 
 import msgspec
 import torch
@@ -22,6 +20,7 @@ import torch
 from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
 from safepoint.state.item import Held, Place, TensorSpec
+from safepoint.state.memory import as_bytes, as_memory, flat, is_direct, is_freed
 
 SPARSE_LAYOUTS = (
     torch.sparse_coo,
@@ -33,8 +32,7 @@ SPARSE_LAYOUTS = (
 
 # Tensors of these types are nothing else besides.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
-# Memory of no length in particular; a type for each length would take longer to make than a small tensor to copy.
-_Memory = ctypes.c_char * sys.maxsize
+_STORED = frozenset(kind for kind in (getattr(torch, name, None) for name in DTYPES) if isinstance(kind, torch.dtype))
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
 
@@ -113,7 +111,7 @@ class TensorSource(msgspec.Struct, frozen=True):
 
     def checksum(self) -> int:
         """Add the elements up on the tensor's device."""
-        dense = _flat(_dense(self.tensor))
+        dense = flat(_dense(self.tensor))
         if dense.element_size() > _WORD_BYTES:
             dense = torch.view_as_real(dense)
         words = dense.view(_WORDS[dense.element_size()])
@@ -205,11 +203,6 @@ class NewTensorTarget:
         return self._staging
 
 
-def is_direct(live: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether a tensor's own memory holds its values of a dtype in stored form."""
-    return live.is_cpu and live.is_contiguous() and not live.is_conj() and not live.is_neg() and live.dtype == dtype
-
-
 def place_of(live: torch.Tensor, dtype: torch.dtype) -> Place | None:
     """Return where a tensor's bytes lie, as `Placed` says; None also for a tensor that does not count its writes."""
     writes = version_of(live)
@@ -245,22 +238,6 @@ def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
         live.copy_(value)
 
 
-def as_bytes(dense: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous tensor as a one-dimensional uint8 view."""
-    return _flat(dense).view(torch.uint8)
-
-
-def as_memory(dense: torch.Tensor) -> memoryview:
-    """Return the writable memory of a contiguous host tensor as bytes.
-
-    Not by way of `Tensor.numpy`, which forbids for good that the storage is resized: a save must not change that.
-    """
-    memory: Any = _Memory.from_address(dense.data_ptr())
-    # The view keeps what it shows, also where the tensor is given another storage meanwhile.
-    memory.owner = dense.untyped_storage()
-    return memoryview(memory).cast("B")[: dense.nbytes]
-
-
 def spec_nbytes(spec: TensorSpec) -> int:
     """Return the size of what a spec describes."""
     count = 1
@@ -281,6 +258,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@functools.cache
 def dtype_of(name: str) -> torch.dtype:
     """Return the dtype of a name of the closed table.
 
@@ -307,6 +285,8 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
     Raises:
         RequestError: By path: distributed, meta, fake, quantised, nested, subclassed, freed, or of an unknown dtype.
     """
+    if _is_plainly_storable(tensor):
+        return
     if type(tensor) not in PLAIN_TYPES:
         _check_type(tensor, path)
     if tensor.is_nested:
@@ -320,7 +300,7 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
     layout = tensor.layout
     if layout is not torch.strided and layout not in SPARSE_LAYOUTS:
         raise _refused(tensor, path, f"has the layout {layout}", "Store tensor.to_dense().")
-    if layout is torch.strided and tensor.numel() and _is_freed(tensor):
+    if layout is torch.strided and tensor.numel() and is_freed(tensor):
         raise _refused(tensor, path, "has lost its memory (storage resized to 0)", "Gather it before saving.")
     if sys.byteorder != "little":
         raise _refused(tensor, path, "is big-endian", "Checkpoints are written by little-endian hosts.")
@@ -339,17 +319,18 @@ def is_distributed(tensor: torch.Tensor) -> bool:
     )
 
 
-def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the half-open range of addresses of a strided tensor; that of a tensor of no bytes overlaps with none."""
-    size_bytes = tensor.nbytes
-    if size_bytes == 0:
-        return (0, 0)
-    if tensor.is_contiguous():
-        start = tensor.data_ptr()
-        return (start, start + size_bytes)
-    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return (start, start + (reach + 1) * tensor.element_size())
+def _is_plainly_storable(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is dense host memory, as nearly all are; the others are looked at one thing at a time."""
+    return (
+        type(tensor) in PLAIN_TYPES
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not tensor.is_nested
+        and tensor.dtype in _STORED
+        and tensor.is_contiguous()
+        and tensor.untyped_storage().nbytes() >= tensor.storage_offset() * tensor.itemsize + tensor.nbytes
+        and sys.byteorder == "little"
+    )
 
 
 def _check_type(tensor: torch.Tensor, path: str) -> None:
@@ -367,16 +348,6 @@ def _check_type(tensor: torch.Tensor, path: str) -> None:
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values in C order, itself where it holds them so."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
-
-
-def _flat(dense: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor with one axis; `reshape` keeps any stride of a single element."""
-    return dense.as_strided((dense.numel(),), (1,))
-
-
-def _is_freed(tensor: torch.Tensor) -> bool:
-    start, end = byte_range(tensor)
-    return tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.element_size() + end - start
 
 
 def _refused(tensor: torch.Tensor, path: str, why: str, remedy: str) -> RequestError:
