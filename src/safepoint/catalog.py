@@ -121,11 +121,13 @@ class Lineage:
         return self.chain[-1].resumed if self.chain else None
 
 
-def read_lineage(storage: Storage, *, needs_chain: bool = True) -> Lineage:
+def read_lineage(storage: Storage, *, needs_chain: bool = True, known: dict[int, Incarnation] | None = None) -> Lineage:
     """Return the run's identity, its incarnations and the live chain.
 
     Args:
         needs_chain: Whether a chain that cannot be told is an error; else the chain is then empty.
+        known: What an earlier look found of starts, by number, and takes what this one finds. Records that were whole
+            are not read again: they never change.
 
     Raises:
         CorruptionError: The newest resumed record cannot be read and no manifest tells its chain.
@@ -135,7 +137,9 @@ def read_lineage(storage: Storage, *, needs_chain: bool = True) -> Lineage:
     """
     damage: list[Refusal] = []
     generations = list_generations(storage)
-    incarnations = [_incarnation(storage, number, damage) for number in list_incarnations(storage)]
+    known = {} if known is None else known
+    incarnations = [_incarnation(storage, number, damage, known.get(number)) for number in list_incarnations(storage)]
+    known.update((entry.number, entry) for entry in incarnations)
     run = _run_identity(storage, incarnations, generations, damage)
     incarnations += _lost_incarnations(storage, incarnations, generations, run, damage)
     incarnations.sort(key=lambda entry: entry.number)
@@ -271,11 +275,13 @@ def _manifest_of(storage: Storage, name: GenerationName, run: str | None) -> Man
     return manifest if run is None or manifest.run == run else None
 
 
-def _incarnation(storage: Storage, number: int, damage: list[Refusal]) -> Incarnation:
-    record = _read_own(storage, number, "json", IncarnationRecord, damage)
+def _incarnation(storage: Storage, number: int, damage: list[Refusal], before: Incarnation | None) -> Incarnation:
+    record = None if before is None else before.record
+    record = record or _read_own(storage, number, "json", IncarnationRecord, damage)
     if record is None:
         _note_missing(damage, incarnation_path(number))
-    resumed = _read_own(storage, number, "resumed.json", ResumedRecord, damage)
+    resumed = None if before is None else before.resumed
+    resumed = resumed or _read_own(storage, number, "resumed.json", ResumedRecord, damage)
     return Incarnation(number, record, resumed, _read_own(storage, number, "refused.json", RefusedRecord, damage))
 
 

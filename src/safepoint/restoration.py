@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from safepoint.due import DueSaves
 from safepoint.errors import SafepointError
 from safepoint.joining.follower import RankSession
 from safepoint.membership import Membership, record_start
+from safepoint.restoring.ahead import Ahead, likely_file
 from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext, Restored, restore_late
@@ -70,11 +72,17 @@ class Restoration:
         needs_one = wish.required or self._boundary.progress.step > 0 or bool(self._membership.unusable)
         wish = Wish(wish.step, wish.branch, needs_one and source is None)
         choice, other = self._ranks.all(lambda: self._checked(wish, source, options))
-        with collector_at_rest():
+        is_plain = self._ranks.world_size == 1 and wish.step is None and not self._membership.restarts
+        with collector_at_rest(), Ahead(self._storage, likely_file(self._storage) if is_plain else "") as ahead:
             report = self._membership.enter(
                 wish,
                 lambda lineage: begin(
-                    self._context(), lineage, wish, choice, source=other, restarts=self._membership.restarts
+                    replace(self._context(), ahead=ahead),
+                    lineage,
+                    wish,
+                    choice,
+                    source=other,
+                    restarts=self._membership.restarts,
                 ),
                 partial(self._settle_on, choice=choice, is_branch=wish.branch),
             )

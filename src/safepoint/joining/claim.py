@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from safepoint.ambient import Ambient, ProcessIdentity
-from safepoint.catalog import Lineage, list_generations, read_lineage
+from safepoint.catalog import Incarnation, Lineage, list_generations, read_lineage
 from safepoint.errors import (
     CorruptionError,
     FencedError,
@@ -77,10 +77,12 @@ def claim_incarnation(
     versions: dict[str, str],
     takeover: bool = False,
     wait_s: float = WAIT_S,
+    known: dict[int, Incarnation] | None = None,
 ) -> Claim:
     """Claim the next number of a run, creating the run if there is none.
 
     Args:
+        known: As for `safepoint.catalog.read_lineage`, which is asked several times here.
         takeover: Do not ask whether an earlier holder lives; it is fenced by the new number.
         wait_s: How long to watch the heartbeat of a holder that only a heartbeat can tell of.
 
@@ -91,8 +93,9 @@ def claim_incarnation(
 
     Spec: C1.
     """
-    run = _ensure_run(storage, ambient)
-    lineage = read_lineage(storage, needs_chain=False)
+    known = {} if known is None else known
+    run = _ensure_run(storage, ambient, known)
+    lineage = read_lineage(storage, needs_chain=False, known=known)
     if not takeover:
         _refuse_beside(storage, lineage, ambient, wait_s)
     # A number that a generation bears was claimed, also when its record is gone.
@@ -101,7 +104,8 @@ def claim_incarnation(
     try:
         storage.sync_folder(INCARNATIONS)
         if not takeover:
-            _look_again(storage, ambient, run, lineage.newest, claim.incarnation, wait_s)
+            again = read_lineage(storage, needs_chain=False, known=known)
+            _refuse_earlier(storage, ambient, again, lineage.newest, claim, wait_s)
     except BaseException as exc:
         close_claim(storage, ambient, claim, reason=str(exc) or type(exc).__name__)
         raise
@@ -262,8 +266,8 @@ def _holds(storage: Storage, path: str, data: bytes) -> bool:
         return False
 
 
-def _ensure_run(storage: Storage, ambient: Ambient) -> str:
-    lineage = read_lineage(storage, needs_chain=False)
+def _ensure_run(storage: Storage, ambient: Ambient, known: dict[int, Incarnation]) -> str:
+    lineage = read_lineage(storage, needs_chain=False, known=known)
     if lineage.run is not None:
         # Somebody may have removed a folder by hand; what stands in the others is not to be lost for it.
         _make_folders(storage)
@@ -324,11 +328,10 @@ def _refuse_beside(storage: Storage, lineage: Lineage, ambient: Ambient, wait_s:
         raise _held(storage, holder)
 
 
-def _look_again(storage: Storage, ambient: Ambient, run: str, seen: int, own: int, wait_s: float) -> None:
+def _refuse_earlier(storage: Storage, ambient: Ambient, again: Lineage, seen: int, own: Claim, wait_s: float) -> None:
     """Raise `FencedError` when a lower claim that appeared since we looked is alive."""
-    lineage = read_lineage(storage, needs_chain=False)
-    between = tuple(entry for entry in lineage.incarnations if seen < entry.number < own)
-    holder = find_holder(storage, Lineage(run, between), ambient, wait_s=wait_s)
+    between = tuple(entry for entry in again.incarnations if seen < entry.number < own.incarnation)
+    holder = find_holder(storage, Lineage(own.run, between), ambient, wait_s=wait_s)
     if holder is not None:
         raise _held(storage, holder)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from safepoint.ambient import Ambient
-from safepoint.catalog import Lineage, read_lineage
+from safepoint.catalog import Incarnation, Lineage, read_lineage
 from safepoint.errors import CorruptionError, InternalError, RequestError
 from safepoint.format.names import incarnation_path
 from safepoint.format.records import LineageLink, Refusal
@@ -63,11 +63,14 @@ class Session:
         self._journal: Journal | None = None
         self._is_closed = False
         self._pid = ambient.pid()
-        self._claim = claim_incarnation(storage, ambient, world_size=world_size, versions=versions, takeover=takeover)
+        known: dict[int, Incarnation] = {}
+        self._claim = claim_incarnation(
+            storage, ambient, world_size=world_size, versions=versions, takeover=takeover, known=known
+        )
         self._heartbeat: Heartbeat | None = None
         try:
             self._heartbeat = Heartbeat(storage, self._claim.incarnation)
-            self.lineage: Lineage = read_lineage(storage, needs_chain=needs_chain)
+            self.lineage: Lineage = read_lineage(storage, needs_chain=needs_chain, known=known)
             if needs_chain:
                 _check_no_record_was_lost(storage, self.lineage)
         except BaseException:

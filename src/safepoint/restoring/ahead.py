@@ -9,11 +9,14 @@ Spec: C11.1.
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 
+from safepoint.catalog import list_generations
 from safepoint.errors import SafepointError
+from safepoint.format.manifest import Manifest
+from safepoint.format.names import data_name, generation_path
 from safepoint.storage.base import Storage
 from safepoint.storage.reading import Foreseeing
 
@@ -28,21 +31,21 @@ class Ahead:
 
     Args:
         storage: Where the run lies.
-        path: The file; it need not be there.
+        path: The file; it need not be there. Empty for none.
     """
 
     def __init__(self, storage: Storage, path: str) -> None:
+        self.path = path
         self._storage = storage
-        self._path = path
         self._is_over = threading.Event()
         self._asked_bytes = 0
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Ahead:
-        if isinstance(self._storage, Foreseeing):
+        if self.path and isinstance(self._storage, Foreseeing):
             thread = threading.Thread(target=self._ask, args=(self._storage,), name="safepoint-ahead", daemon=True)
             # At a limit of the system nothing is read ahead, and all is restored.
-            with contextlib.suppress(RuntimeError):
+            with suppress(RuntimeError):
                 thread.start()
                 self._thread = thread
         return self
@@ -57,14 +60,40 @@ class Ahead:
     def end(self) -> dict[str, int]:
         """Ask for no more, and return up to which byte the file was asked for, by its path."""
         self._is_over.set()
-        return {self._path: self._asked_bytes}
+        return {self.path: self._asked_bytes}
 
     def _ask(self, storage: Foreseeing) -> None:
         try:
             for begin in range(0, _MOST_BYTES, _STEP_BYTES):
-                if self._is_over.is_set() or not storage.foresee(self._path, begin, _STEP_BYTES):
+                if self._is_over.is_set() or not storage.foresee(self.path, begin, _STEP_BYTES):
                     return
                 self._asked_bytes = begin + _STEP_BYTES
         except SafepointError:
             # Whoever reads the file is told.
             return
+
+
+def likely_file(storage: Storage) -> str:
+    """Return the data file that a restore of one process will most likely read; empty where there is none.
+
+    It is that of the newest generation, whatever that turns out to be.
+    """
+    names = []
+    # Whoever looks for a checkpoint is told.
+    with suppress(SafepointError):
+        names = list_generations(storage)[:1] if isinstance(storage, Foreseeing) else []
+    return generation_path(str(names[0]), data_name(0, 1)) if names else ""
+
+
+def own_file(manifest: Manifest, rank: int) -> str:
+    """Return the data file that a rank reads most of, if it is there and the ranks are the same."""
+    return generation_path(manifest.generation, data_name(rank, max(manifest.world_size, rank + 1)))
+
+
+def reading_ahead(storage: Storage, path: str, *, begun: Ahead | None) -> AbstractContextManager[Ahead]:
+    """Return what reads a file ahead: what was begun with it before it was known to be the one, or else another one."""
+    if begun is not None and begun.path == path:
+        return nullcontext(begun)
+    if begun is not None:
+        begun.end()
+    return Ahead(storage, path)

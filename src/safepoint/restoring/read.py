@@ -33,7 +33,7 @@ from safepoint.storage.reading import ObjectReader, Streaming, aligned_buffer, o
 
 READERS = 2
 # What a device transfers at a time: large enough for its full rate, small enough for the other threads' turn.
-TRANSFER_BYTES = 4 << 20
+TRANSFER_BYTES = 8 << 20
 
 _MOST_BATCHES = 16
 _MOST_HELD_BYTES = 32 << 20

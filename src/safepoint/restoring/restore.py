@@ -22,9 +22,9 @@ from safepoint.catalog import Lineage
 from safepoint.contract import UNCHANGED, Contract, Promise, Reason, check_contract, lowest
 from safepoint.errors import CorruptionError, MismatchError, ObjectMissingError, SafepointError, advise
 from safepoint.format.manifest import Conditions, Manifest
-from safepoint.format.names import data_name, generation_path
+from safepoint.format.names import generation_path
 from safepoint.format.records import Refusal
-from safepoint.restoring.ahead import Ahead
+from safepoint.restoring.ahead import Ahead, own_file, reading_ahead
 from safepoint.restoring.apply import apply
 from safepoint.restoring.arrival import Arrival, BoxKey
 from safepoint.restoring.deal import deal_boxes, deal_state, told_manifest
@@ -59,7 +59,7 @@ class RestoreContext:
     `conditions` are those of now; None compares nothing (reading a run without being it). `further` gives reasons that
     only the caller knows. `on_touch` is called just before the first live object is written to. `undisturbed` puts the
     random streams back after a block. `ranks` are those that restore together. `own` names the items that the program
-    declares to be each rank's own.
+    declares to be each rank's own. `ahead` is what is read ahead already, in the hope that it is the right file.
     """
 
     storage: Storage
@@ -75,6 +75,7 @@ class RestoreContext:
     undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext
     ranks: Ranks = field(default_factory=Ranks)
     own: frozenset[str] = frozenset()
+    ahead: Ahead | None = None
 
 
 @dataclass(slots=True)
@@ -245,7 +246,7 @@ def _restore_one(
     clock, ranks, storage = context.ambient.monotonic, context.ranks, context.storage
     times = [clock()]
     permits = Permits(context.contract.words, context.contract.current)
-    with Ahead(storage, _own_file(manifest, ranks.rank)) as ahead:
+    with reading_ahead(storage, own_file(manifest, ranks.rank), begun=context.ahead) as ahead:
         saved = deal_state(ranks, storage, manifest, full=full)
         saved = ranks.all(lambda: _derived(context, saved))
         matched = match(saved, context.items, choice, context.contract.words, ranks=ranks)
@@ -312,11 +313,6 @@ def _planned(
         return reads
 
     return dealt, ranks.all(plan)
-
-
-def _own_file(manifest: Manifest, rank: int) -> str:
-    """Return the data file that a rank reads most of, if it is there and the ranks are the same."""
-    return generation_path(manifest.generation, data_name(rank, max(manifest.world_size, rank + 1)))
 
 
 def _applied(saved: SavedState, matched: Match, permits: Permits, written_before: set[tuple[str, str]]) -> list[str]:
