@@ -168,33 +168,38 @@ class Rebuilder:
 
     def build(self, plain: Any) -> Any:
         """Return the value that a tree stands for."""
-        if isinstance(plain, Shared):
+        kind = type(plain)
+        if kind in _BARE:
+            return plain
+        if kind is TensorLeaf:
+            return _hold(self._tensor(plain.name, plain.device), plain)
+        if kind is Shared:
             self._shared[plain.number] = _PENDING
             self._shared[plain.number] = self.build(plain.value)
             return self._shared[plain.number]
-        if isinstance(plain, Same):
+        if kind is Same:
             value = self._shared.get(plain.number, _PENDING)
             if value is _PENDING:
                 raise _damaged("a reference to a finished earlier value", f"number {plain.number}")
             return value
-        if type(plain) in (dict, OrderedDict):
+        if kind in (dict, OrderedDict):
             if SPARSE_KEY in plain:
                 return self._sparse(plain)
-            return type(plain)((self.key(key), self.build(element)) for key, element in plain.items())
-        if type(plain) in (list, tuple):
-            return type(plain)(self.build(element) for element in plain)
-        if type(plain) in (set, frozenset):
-            return type(plain)(self.key(element) for element in plain)
-        if isinstance(plain, TensorLeaf):
-            return _hold(self._tensor(plain.name, plain.device), plain)
-        if isinstance(plain, ViewLeaf):
+            return kind((self.key(key), self.build(element)) for key, element in plain.items())
+        if kind in (list, tuple):
+            return kind(self.build(element) for element in plain)
+        if kind in (set, frozenset):
+            return kind(self.key(element) for element in plain)
+        if kind is ViewLeaf:
             return _hold(_view(self._tensor(plain.name, plain.device), plain), plain)
-        if isinstance(plain, ScalarLeaf):
+        if kind is ScalarLeaf:
             return _hold(self._place(_scalar(plain), plain.device), plain)
         return self.key(plain)
 
     def key(self, plain: Any) -> Any:
         """Return the value of a leaf that is no tensor, such as a key of a dict."""
+        if type(plain) in _BARE:
+            return plain
         if isinstance(plain, SizeLeaf):
             return torch.Size(plain.sizes)
         if isinstance(plain, DtypeLeaf):
@@ -234,6 +239,8 @@ def _hold(tensor: torch.Tensor, leaf: TensorLeaf | ScalarLeaf | ViewLeaf) -> Any
 
 
 def _contain(tensor: torch.Tensor, container: str, requires_grad: bool) -> Any:
+    if container == "tensor" and tensor.requires_grad == requires_grad:
+        return tensor
     if container == "ndarray":
         return tensor.detach().cpu().numpy()
     if container == "parameter":
@@ -243,7 +250,7 @@ def _contain(tensor: torch.Tensor, container: str, requires_grad: bool) -> Any:
         return buffer(tensor.detach(), persistent=container == "buffer").requires_grad_(requires_grad)
     if container != "tensor":
         raise _damaged("a holder of tensors", container)
-    return tensor if tensor.requires_grad == requires_grad else tensor.detach().requires_grad_(requires_grad)
+    return tensor.detach().requires_grad_(requires_grad)
 
 
 def _check_holder(container: str, requires_grad: bool, dtype: str) -> None:

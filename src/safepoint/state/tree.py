@@ -40,7 +40,7 @@ from safepoint.state.numbers import scalar_bytes
 from safepoint.state.places import below, join, tensor_name
 from safepoint.state.rebuild import SPARSE_KEY, Rebuilder, to_kind
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import check_storable, dtype_name, is_distributed
+from safepoint.state.tensors import PLAIN_TYPES, check_storable, dtype_name, is_distributed
 
 _CONTAINERS = (list, dict, OrderedDict, set)
 
@@ -252,6 +252,8 @@ class _Builder:
         kind = type(value)
         if kind in ATOMS:
             return value if self._values is None or kind is str else self._values.leave_open(value)
+        if kind in PLAIN_TYPES:
+            return self._tensor(value, name)
         if kind in (dict, OrderedDict):
             return kind(self._pairs(value, name))
         if kind in (list, tuple):
@@ -297,6 +299,8 @@ class _Builder:
 
 
 def _plain_key(value: Any) -> Any:
+    if type(value) is str:
+        return value
     if type(value) is torch.Size:
         return SizeLeaf(tuple(value))
     if type(value) is torch.dtype:
