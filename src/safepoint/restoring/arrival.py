@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+import numpy
 
 from safepoint.format.digest import digest_bytes
 from safepoint.restoring.plan import ChunkRead
@@ -77,4 +78,7 @@ def place_of(one: Source | Target) -> Place | None:
 
 def sample_of(memory: memoryview) -> bytes:
     """Return bytes from all over a memory."""
-    return bytes(memory[:: max(1, min(_SAMPLE_STEP_BYTES, len(memory) // _LEAST_SAMPLES))])
+    if not memory:
+        return b""
+    step = max(1, min(_SAMPLE_STEP_BYTES, len(memory) // _LEAST_SAMPLES))
+    return numpy.frombuffer(memory, numpy.uint8)[::step].tobytes()

@@ -157,7 +157,7 @@ class InPlaceTarget:
         if staging is not None:
             write_into(self.tensor, staging)
         elif self.tensor.numel() and not self.tensor.is_inference():
-            torch.autograd.graph.increment_version(self.tensor.detach())
+            torch.autograd.graph.increment_version(self.tensor)
 
 
 class NewTensorTarget:
