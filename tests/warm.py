@@ -49,14 +49,14 @@ class WarmPython:
         if self._started is not None:
             self._started.communicate(timeout=_ENDS_WITHIN_S)
 
-    def run(self, script: Path, *, folder: Path, logs: Path, limit_s: int = 100) -> Ended:
+    def run(self, script: Path, *arguments: object, folder: Path, logs: Path, limit_s: int = 100) -> Ended:
         """Run a script as the main module in a folder, and wait for its end.
 
         Args:
             logs: Where what it writes is kept.
             limit_s: It is ended when it takes longer.
         """
-        (ended,) = self._run([_job(script, (), folder, logs / script.stem, {}, [SOURCE])], limit_s)
+        (ended,) = self._run([_job(script, arguments, folder, logs / script.stem, {}, [SOURCE])], limit_s)
         return ended
 
     def run_ranks(self, script: Path, *arguments: object, count: int, logs: Path, limit_s: int = 300) -> list[Ended]:

@@ -41,7 +41,7 @@ def kill_many(root: Path, chance: random.Random, *, kills: int) -> None:
 
 
 def test_kills_at_random_moments_lose_at_most_the_save_in_flight(tmp_path: Path, chance: random.Random) -> None:
-    kill_many(tmp_path / "run", chance, kills=6)
+    kill_many(tmp_path / "run", chance, kills=3)
 
 
 @pytest.mark.soak

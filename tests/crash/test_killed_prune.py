@@ -68,7 +68,7 @@ def test_a_kill_at_a_call_of_a_prune_costs_no_checkpoint_that_stays(
     """Spec: C12.1, C12.4"""
     root, calls = prepared
     changing = [call for call in calls if call.name.startswith(("link", "unlink", "rmdir"))]
-    for call in chance.sample(changing, 2) + chance.sample(calls, 1):
+    for call in chance.sample(changing, 1) + chance.sample(calls, 1):
         kill_at(root, tmp_path, call, is_done=chance.random() < 0.5)
 
 

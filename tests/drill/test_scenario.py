@@ -139,7 +139,8 @@ def test_one_rank_is_killed_and_the_launcher_ends_the_others(tmp_path: Path) -> 
     assert "after update 7, rank 1 alone: the others ended within" in first.place
     # The pretended ranks wait for nothing: what is left of them saves until it is ended, and that counts.
     assert first.committed[:2] == (3, 6)
-    assert second.restored is not None and second.restored.step == first.committed[-1]
+    # One that is ended between a save and its word has told of the one before.
+    assert second.restored is not None and second.restored.step - first.committed[-1] in (0, 3)
     assert judgement.comparison.items == ("data of rank 0", "data of rank 1", "model of rank 0", "model of rank 1")
 
 

@@ -176,8 +176,9 @@ def play(name: str, items: dict[str, Item], saved: SavedItem, data: dict[str, by
     return "taken"
 
 
+@pytest.mark.parametrize("count", [15, pytest.param(300, marks=[pytest.mark.soak, pytest.mark.timeout(0)])])
 @pytest.mark.parametrize("name", list(build()))
-def test_a_wrong_tree_is_found_before_anything_is_touched(name: str) -> None:
+def test_a_wrong_tree_is_found_before_anything_is_touched(name: str, count: int) -> None:
     source: Any = build()
     advance(source)
     captured = source[name].capture()
@@ -187,7 +188,7 @@ def test_a_wrong_tree_is_found_before_anything_is_touched(name: str) -> None:
     places = [path for path in paths(form) if not is_hint(path)]
     streams = RandomStreams.snapshot()
     fates = []
-    for number in range(60):
+    for number in range(count):
         seed = f"{name}/{number}"
         draw = random.Random(seed)
         path = draw.choice(places)

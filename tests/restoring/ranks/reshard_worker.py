@@ -1,6 +1,7 @@
 """A rank of `test_processes`: restores what another number of ranks saved, compares it, trains on, and saves again.
 
-Called with a folder for runs and notes. Each chain is a run whose model is divided in its own way at each start.
+Called with a folder for runs and notes, and the chains. Each is a run whose model is divided in its own way at each
+start.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ def compare(built: Built, noise: torch.Generator, before: Mapping[str, Any], *, 
         assert of_each_rank(digest_bytes(bytes(noise.get_state().numpy()))) == before["noise"]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, chains: list[str]) -> None:
     dist.init_process_group("gloo")
-    for chain in CHAINS:
+    for chain in chains:
         told = go_on(chain, folder)
         if dist.get_rank() == 0:
             print(told, flush=True)
@@ -116,4 +117,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -26,7 +26,7 @@ def start(python: WarmPython, folder: Path, dies_at: int, save_every: int) -> li
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("dies_at", "torn_at", "whole_at"), [(113, 110, 100), pytest.param(1130, 1100, 1000, marks=pytest.mark.soak)]
+    ("dies_at", "torn_at", "whole_at"), [(33, 30, 20), pytest.param(1130, 1100, 1000, marks=pytest.mark.soak)]
 )
 def test_parts_of_three_ranks_are_no_checkpoint_and_each_rank_goes_on_with_what_was_its_own(
     tmp_path: Path, warm_python: WarmPython, dies_at: int, torn_at: int, whole_at: int

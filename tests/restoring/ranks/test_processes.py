@@ -1,11 +1,12 @@
 """Real ranks over gloo: other numbers of them go on from each other's checkpoints.
 
-The checks themselves are in `reshard_worker`; each start of a job makes all of them for three runs.
+The checks themselves are in `reshard_worker`; each start of a job makes all of them for several runs.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,37 +24,37 @@ from tests.warm import WarmPython
 WORKER = Path(__file__).with_name("reshard_worker.py")
 
 
-def start(python: WarmPython, folder: Path, world_size: int) -> list[str]:
+def start(python: WarmPython, folder: Path, world_size: int, chains: Sequence[str]) -> list[str]:
     """Start a job, and return what its leader says of each run."""
-    ranks = python.run_ranks(WORKER, folder, count=world_size, logs=folder, limit_s=240)
+    ranks = python.run_ranks(WORKER, folder, *chains, count=world_size, logs=folder, limit_s=240)
     assert not any(one.returncode for one in ranks), ranks
     return ranks[0].output.splitlines()
 
 
-def expected(before: int | None, world_size: int) -> list[str]:
+def expected(before: int | None, world_size: int, chains: Sequence[str]) -> list[str]:
     """Return what is said of a job that goes on from another number of ranks, or begins."""
     if before in (None, world_size):
         found = "exact"
     else:
         # What one process had of a generator is given to all; only its global streams are known to be its own.
         found = "rng world_size" if before == 1 else "noise.per_rank rng world_size"
-    told = [f"{chain}: {ways[world_size]} on {world_size}, {found}" for chain, ways in CHAINS.items()]
+    told = [f"{chain}: {CHAINS[chain][world_size]} on {world_size}, {found}" for chain in chains]
     return [*told, f"norms: step {norms.UPDATES} on {world_size}"]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "world_sizes",
-    [(4, 2), pytest.param((4, 2, 3, 1, 4, 4), marks=pytest.mark.soak)],
-    ids=lambda sizes: "-".join(map(str, sizes)),
+    ("world_sizes", "chains"),
+    [((4, 2), ("fsdp", "mixed")), pytest.param((4, 2, 3, 1, 4, 4), tuple(CHAINS), marks=pytest.mark.soak)],
+    ids=lambda words: "-".join(map(str, words)),
 )
 def test_any_number_of_ranks_goes_on_from_what_another_number_left(
-    tmp_path: Path, world_sizes: tuple[int, ...], warm_python: WarmPython
+    tmp_path: Path, world_sizes: tuple[int, ...], chains: tuple[str, ...], warm_python: WarmPython
 ) -> None:
     """Spec: C11.6"""
     for before, world_size in zip((None, *world_sizes), world_sizes, strict=False):
-        assert start(warm_python, tmp_path, world_size) == expected(before, world_size)
-    for chain in CHAINS:
+        assert start(warm_python, tmp_path, world_size, chains) == expected(before, world_size, chains)
+    for chain in chains:
         check_is_read_by_one_process(tmp_path, chain, world_size=world_sizes[-1])
 
 

@@ -32,6 +32,8 @@ from safepoint.saving.context import PhaseClock
 
 RANKS = 3
 LAST, STRUCK = 3, 2
+# How long ranks wait for each other, and how long from the fault on.
+PATIENT_S = 60.0
 DEADLINE_S = 4.0
 GRACE_S = 1.0
 # What would not end by itself is ended then, and counts as stuck.
@@ -137,7 +139,7 @@ def live(rank: int, number: int, case: Case, folder: Path) -> None:
     # Without an optimizer, whose first step imports for seconds.
     state = {"model": model, "own": torch.Generator().manual_seed(rank)}
     safepoint.manager.find_group, safepoint.manager.FAREWELL_S = impatient_group, GRACE_S
-    manager = sp.CheckpointManager(folder / "run", state, deadline_s=DEADLINE_S)
+    manager = sp.CheckpointManager(folder / "run", state, deadline_s=PATIENT_S)
     say(manager.restore().step, "resumed", weights(model))
     while manager.progress.step < LAST:
         with torch.no_grad():
@@ -147,6 +149,8 @@ def live(rank: int, number: int, case: Case, folder: Path) -> None:
         if (number, step) == (1, STRUCK):
             # Every rank has heard of the first save, then.
             dist.barrier()
+            if case.fault:
+                hurry(manager)
         if (number, step, rank) == (1, STRUCK, case.rank) and case.fault:
             strike_at(case.phase, case.fault)
         try:
@@ -164,6 +168,11 @@ def live(rank: int, number: int, case: Case, folder: Path) -> None:
 def impatient_group(*, ambient: Ambient, process_group: Any, deadline_s: float) -> Group:
     """Open a group that waits less long beyond its deadline."""
     return open_group(ambient=ambient, process_group=process_group, deadline_s=GUARD_S, grace_s=GRACE_S)
+
+
+def hurry(manager: sp.CheckpointManager) -> None:
+    """Let the saves that follow wait only briefly for a rank that does not come."""
+    manager._saver._deadline_s = manager._saver._planner._deadline_s = DEADLINE_S
 
 
 def strike_at(phase: str, fault: str) -> None:
