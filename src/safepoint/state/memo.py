@@ -16,11 +16,12 @@ import torch
 
 from safepoint.errors import InternalError
 from safepoint.format.stencil import Stencil
+from safepoint.state.boxes import LocalBox
 from safepoint.state.draft import Draft, text_of
 from safepoint.state.item import CapturedItem, CapturedTensor, TensorSpec
-from safepoint.state.shards import captured, division_of
+from safepoint.state.shards import boxes_of, captured, division_of, source_in
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import TensorSource, version_of
+from safepoint.state.tensors import TensorSource, is_distributed, version_of
 
 
 class _Stretch(msgspec.Struct, frozen=True):
@@ -31,13 +32,17 @@ class _Stretch(msgspec.Struct, frozen=True):
 
 
 class _KeptTensor(msgspec.Struct, frozen=True):
-    """Hold what is said of a stored tensor; `place` is that of its origin among the tensors of a look."""
+    """Hold what is said of a stored tensor; `place` is that of its origin among the tensors of a look.
 
-    spec: TensorSpec
+    `parts` are its boxes on this rank; where it is not distributed, there is one, without a place in local memory.
+    """
+
+    name: str
     where: str
     is_leaders: bool
     place: int
     stretch: _Stretch | None
+    parts: tuple[tuple[TensorSpec, LocalBox | None], ...]
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -45,6 +50,7 @@ class _Kept(msgspec.Struct, frozen=True):
     stencil: Stencil
     places: Sequence[int]
     tensors: list[_KeptTensor]
+    division: str
     leaders: frozenset[str]
 
 
@@ -74,7 +80,7 @@ class Memo:
         kept = self._kept_of(sight)
         if kept is not None:
             text = text_of(kept.stencil, [sight.values[place] for place in kept.places])
-            return CapturedItem(self._kind, text, _seen(kept.tensors, sight.tensors), "", kept.leaders)
+            return CapturedItem(self._kind, text, _seen(kept.tensors, sight.tensors), kept.division, kept.leaders)
         return self._drafted(sight, draft(), is_divided_alone=is_divided_alone)
 
     def named(
@@ -83,7 +89,7 @@ class Memo:
         """Return the tensors that a capture would store, live ones or views of them, by name; see `captured`."""
         kept = self._kept_of(sight)
         if kept is not None:
-            return [(one.spec.name, _tensor_of(one, sight.tensors)) for one in kept.tensors]
+            return [(one.name, _tensor_of(one, sight.tensors)) for one in kept.tensors]
         made = draft()
         self._drafted(sight, made, is_divided_alone=is_divided_alone)
         return made.tensors
@@ -102,7 +108,8 @@ class Memo:
         item = CapturedItem(self._kind, text_of(stencil, made.values), tensors, division, made.entries)
         if sight.is_known:
             places = _places(made.values, sight.values, self._name)
-            self._kept = _Kept(sight.facts, stencil, places, _kept_tensors(made, item, sight, self._name), made.entries)
+            kept_tensors = _kept_tensors(made, item, sight, self._name)
+            self._kept = _Kept(sight.facts, stencil, places, kept_tensors, division, made.entries)
         return item
 
 
@@ -111,7 +118,12 @@ def _seen(kept: Sequence[_KeptTensor], tensors: Sequence[torch.Tensor]) -> tuple
     found = []
     for one in kept:
         tensor = _tensor_of(one, tensors)
-        found.append(CapturedTensor(one.spec, TensorSource(tensor, one.where, version_of(tensor)), one.is_leaders))
+        for spec, box in one.parts:
+            if box is None:
+                source = TensorSource(tensor, one.where, version_of(tensor))
+            else:
+                source = source_in(tensor, box, one.where)
+            found.append(CapturedTensor(spec, source, one.is_leaders))
     return tuple(found)
 
 
@@ -122,10 +134,17 @@ def _tensor_of(kept: _KeptTensor, tensors: Sequence[torch.Tensor]) -> torch.Tens
 
 def _kept_tensors(made: Draft, item: CapturedItem, sight: Sight, path: str) -> list[_KeptTensor]:
     places = {id(tensor): place for place, tensor in enumerate(sight.tensors)}
+    specs = (one.spec for one in item.tensors)
     found = []
-    for origin, (name, tensor), one in zip(made.origins, made.tensors, item.tensors, strict=True):
-        stretch = None if tensor is origin else _Stretch(int(tensor.storage_offset()), tensor.numel())
-        found.append(_KeptTensor(one.spec, f"{path}: {name}", one.is_leaders, places[id(origin)], stretch))
+    for origin, (name, tensor) in zip(made.origins, made.tensors, strict=True):
+        where, stretch, is_leaders = f"{path}: {name}", None, name in made.leaders
+        boxes: Sequence[LocalBox | None] = (None,)
+        if is_distributed(tensor):
+            boxes, is_leaders = boxes_of(tensor, where), False
+        elif tensor is not origin:
+            stretch = _Stretch(int(tensor.storage_offset()), tensor.numel())
+        parts = tuple((next(specs), box) for box in boxes)
+        found.append(_KeptTensor(name, where, is_leaders, places[id(origin)], stretch, parts))
     return found
 
 

@@ -18,7 +18,8 @@ import torch
 from safepoint.format.plain import MAX_DEPTH
 from safepoint.state.draft import ATOMS, container_of
 from safepoint.state.rebuild import SPARSE_KEY
-from safepoint.state.tensors import PLAIN_TYPES
+from safepoint.state.shards import local_of, way_of
+from safepoint.state.tensors import PLAIN_TYPES, is_distributed
 
 _KEYS = frozenset({str, int})
 _SHOWN = attrgetter("dtype", "device", "requires_grad", "shape")
@@ -32,7 +33,7 @@ class Sight:
     the ids of what was met more than once. `is_known` is whether the facts tell all.
     """
 
-    __slots__ = ("_numbers", "_open", "facts", "is_known", "repeated", "tensors", "values")
+    __slots__ = ("_meshes", "_numbers", "_open", "facts", "is_known", "repeated", "tensors", "values")
 
     def __init__(self) -> None:
         self.facts: list[object] = []
@@ -43,6 +44,8 @@ class Sight:
         self._numbers: dict[int, int] = {}
         self.repeated: set[int] = set()
         self._open: set[int] = set()
+        # What was told of each mesh: many tensors lie on one.
+        self._meshes: dict[int, object] = {}
 
     @classmethod
     def of(cls, value: object) -> Sight:
@@ -60,7 +63,7 @@ class Sight:
         elif kind in ATOMS:
             self.facts.append(None)
             self.values.append(value)
-        elif kind in PLAIN_TYPES:
+        elif isinstance(value, torch.Tensor):
             self.look_at_tensor(value)
         elif depth > MAX_DEPTH:
             self.is_known = False
@@ -96,18 +99,21 @@ class Sight:
             return
         if not self._is_met_first(tensor):
             return
-        kind = type(tensor)
-        if kind not in PLAIN_TYPES or tensor.layout is not torch.strided or tensor.is_nested:
+        kind, memory = type(tensor), tensor
+        if kind not in PLAIN_TYPES and is_distributed(tensor):
+            memory = local_of(tensor)
+            self.facts.append((kind, _SHOWN(tensor), way_of(tensor, self._meshes)))
+        if type(memory) not in PLAIN_TYPES or memory.layout is not torch.strided or memory.is_nested:
             self.is_known = False
             return
-        shown = _SHOWN(tensor)
-        storage_bytes = tensor.untyped_storage().nbytes()
-        is_conj = shown[0].is_complex and tensor.is_conj()
-        place = (tensor.data_ptr(), tensor.storage_offset(), storage_bytes, tensor.stride())
+        shown = _SHOWN(memory)
+        storage_bytes = memory.untyped_storage().nbytes()
+        is_conj = shown[0].is_complex and memory.is_conj()
+        place = (memory.data_ptr(), memory.storage_offset(), storage_bytes, memory.stride())
         holder = kind if kind is torch.nn.Parameter or not tensor.__dict__ else container_of(tensor)
-        self.facts.append((holder, shown, place, tensor.is_neg(), is_conj))
+        self.facts.append((holder, shown, place, memory.is_neg(), is_conj))
         self.tensors.append(tensor)
-        if not shown[3]:
+        if not tensor.dim():
             self.values.append(tensor)
 
     def _look_at_all(self, values: Any, depth: int) -> None:

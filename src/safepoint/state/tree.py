@@ -153,10 +153,8 @@ class _Survey:
         if not sight.is_known:
             return None
         self.visits = dict.fromkeys(sight.repeated, 2)
-        self.occupants = [Occupant(id(tensor), tensor, "") for tensor in sight.tensors]
         try:
-            for tensor in sight.tensors:
-                check_storable(tensor, "")
+            self.occupants = [self._occupant(tensor, "") for tensor in sight.tensors]
             return find_spans(self.occupants)
         except RequestError:
             return None
@@ -198,18 +196,21 @@ class _Survey:
         self._open.discard(key)
 
     def _visit_tensor(self, tensor: torch.Tensor, path: str, depth: int) -> None:
-        if self._may_be_distributed and is_distributed(tensor):
-            shards.check_held(tensor, path)
-            self.occupants.append(Occupant(id(tensor), shards.local_of(tensor), path, is_shard=True))
-            return
-        check_storable(tensor, path)
-        if isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.nn.Parameter:
-            raise _outside(tensor, path)
-        if sparse.is_sparse(tensor):
+        occupant = self._occupant(tensor, path)
+        if not occupant.is_shard and sparse.is_sparse(tensor):
             self.stand_ins[id(tensor)] = sparse_as_dict(tensor, path=path)
             self._visit_elements(self.stand_ins[id(tensor)]["parts"], path, depth)
         else:
-            self.occupants.append(Occupant(id(tensor), tensor, path))
+            self.occupants.append(occupant)
+
+    def _occupant(self, tensor: torch.Tensor, path: str) -> Occupant:
+        if self._may_be_distributed and is_distributed(tensor):
+            shards.check_held(tensor, path)
+            return Occupant(id(tensor), shards.local_of(tensor), path, is_shard=True)
+        check_storable(tensor, path)
+        if isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.nn.Parameter:
+            raise _outside(tensor, path)
+        return Occupant(id(tensor), tensor, path)
 
     def _visit_elements(self, value: Any, path: str, depth: int) -> None:
         if isinstance(value, dict):
