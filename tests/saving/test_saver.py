@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import threading
 import warnings
 
@@ -11,9 +12,12 @@ import pytest
 from safepoint.errors import FencedError, OutcomeUnknownError, StorageError, TornSnapshotError
 from safepoint.faults.script import Effect, Fault, FaultScript
 from safepoint.faults.storage import FaultyStorage
+from safepoint.group.solo import SoloGroup
 from safepoint.saver import TOLERATED_FAILURES
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import every
+from safepoint.signals import on_signals
+from safepoint.stop import Stop
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.ambient import FakeWorld
 from tests.crash.job import Job, newest_step
@@ -258,6 +262,43 @@ def test_a_save_that_can_have_no_thread_is_made_at_the_boundary(monkeypatch: pyt
     scheduled(job, 40)
     settle(job)
     assert newest_step(storage) == 40
+    job.saver.close()
+
+
+class SlowToCreate:
+    """A storage that creates nothing until its gate is opened."""
+
+    def __init__(self, inner: MemoryStorage) -> None:
+        self._inner, self.gate, self.is_asked = inner, threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def create(self, path: str, *, size_bytes: int = 0) -> object:
+        self.is_asked.set()
+        assert self.gate.wait(60)
+        return self._inner.create(path, size_bytes=size_bytes)
+
+
+def test_the_last_save_has_to_wait_for_what_is_left_of_the_one_in_flight() -> None:
+    """With 30 seconds of grace there is time for one of 20, and none for that and the half of another one."""
+    storage, job = started(is_background=True)
+    settle(job)
+    job.saver._storage = slow = SlowToCreate(storage)  # type: ignore[assignment]
+    job.saver._took_s = 20.0
+    stop = job.saver._stop = Stop(on_signals("TERM"), SoloGroup(), job.ambient)
+    job.saver._due._stop = stop
+    scheduled(job, 20)
+    assert slow.is_asked.wait(60)
+    job.ambient.sleep(5.0)
+    stop.receive(signal.SIGTERM)
+    assert job.saver.take_due(30, incarnation=lambda: 1) is None, "35 s are needed"
+    slow.gate.set()
+    settle(job)
+    job.saver._took_s = 20.0
+    job.saver._due._stop = job.saver._stop = Stop(on_signals("TERM"), SoloGroup(), job.ambient)
+    job.saver._stop.receive(signal.SIGTERM)
+    assert job.saver.take_due(40, incarnation=lambda: 1) is not None, "20 s are needed"
     job.saver.close()
 
 
