@@ -269,7 +269,7 @@ def fuzz(name: str, *, is_long: bool) -> None:
     target, sample, full = TARGETS[name]
     COUNTS.clear()
     settings(max_examples=full if is_long else sample, suppress_health_check=SLOW, deadline=None)(target)()
-    print("executions:", dict(sorted(COUNTS.items())))
+    print("counted:", dict(sorted(COUNTS.items())))
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -83,7 +83,7 @@ def changed_states(item: int, steps: Sequence[Change]) -> None:
 def fuzz(examples: int) -> None:
     COUNTS.clear()
     settings(max_examples=examples, suppress_health_check=list(HealthCheck), deadline=None)(changed_states)()
-    print("executions:", dict(sorted(COUNTS.items())))
+    print("counted:", dict(sorted(COUNTS.items())))
 
 
 def test_any_state_is_restored_or_refused_by_a_typed_error() -> None:

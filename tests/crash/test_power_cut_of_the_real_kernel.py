@@ -114,7 +114,8 @@ def cut_many(kind: str, folder: Path, chance: random.Random, *, rounds: int) -> 
             cut_off += resumed < step
             follower.wait_for(step)
     print(
-        f"{rounds} copies of {kind} in {resumed} saves: none older than reported, none mixed; {cut_off} cut a save off"
+        f"counted: {rounds} copies of {kind} in {resumed} saves: none older than reported, none mixed; "
+        f"{cut_off} cut a save off"
     )
 
 

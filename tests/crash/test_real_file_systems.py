@@ -133,7 +133,7 @@ def test_a_save_on_a_full_disk_warns_takes_its_objects_away_and_the_next_one_suc
     """Spec: C3.3"""
     near = BALLAST_BYTES + chance.randrange(6 << 10, 12 << 10)
     rooms = [0, chance.randrange(8 << 10), chance.randrange(BALLAST_BYTES), near]
-    print("failed saves:", fill_many(folder, rooms), "of", len(rooms))
+    print(f"counted: {len(rooms)} rooms, {fill_many(folder, rooms)} failed saves")
 
 
 @pytest.mark.soak
@@ -142,7 +142,7 @@ def test_a_save_on_a_disk_with_any_little_room_is_made_or_leaves_nothing(folder:
     near = range(BALLAST_BYTES, BALLAST_BYTES + (512 << 10), 8 << 10)
     rooms = [*range(0, 32 << 10, 1 << 10), *(chance.randrange(BALLAST_BYTES) for _ in range(16)), *near]
     failed = fill_many(folder, rooms)
-    print("failed saves:", failed, "of", len(rooms))
+    print(f"counted: {len(rooms)} rooms, {failed} failed saves")
     assert failed < len(rooms), "no save had just enough room"
 
 

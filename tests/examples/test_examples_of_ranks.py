@@ -69,6 +69,7 @@ def test_a_job_of_two_ranks_goes_on_as_itself_and_then_as_one_process(
     judgement = judge_rehearsal(rehearsal)
     assert judgement.verdict is Verdict.PASS, (judgement.findings, [last_lines(Path(one.log)) for one in starts])
     assert [one.ending for one in starts] == [*[Ending.KILLED] * len(kills), Ending.FINISHED]
+    print(f"counted: {len(kills)} kills")
     resumed = [one.restored.step for one in starts if one.restored]
     assert all(step in expected for step, expected in zip(resumed, resumed_from, strict=True)), resumed
     assert all("the others ended within" in one.place for one in starts[:-1])

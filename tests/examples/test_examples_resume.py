@@ -56,6 +56,7 @@ def test_a_random_kill_leaves_the_run_the_same(tmp_path: Path, example: Example,
     assert judgement.verdict is Verdict.PASS, (judgement.findings, kills, last_lines(Path(starts[-1].log)))
     assert set(judgement.comparison.items) == example.items
     assert judgement.comparison.updates >= example.updates
+    print(f"counted: {len(kills)} kills")
 
 
 @pytest.mark.soak
@@ -71,4 +72,5 @@ def test_twenty_random_kills_leave_the_run_the_same(
     judgement = judge_rehearsal(rehearsal)
     assert judgement.verdict is Verdict.PASS, judgement.findings
     assert rehearsal.kills == 20
+    print(f"counted: {rehearsal.kills} kills")
     assert set(judgement.comparison.items) == example.items

@@ -47,6 +47,7 @@ def test_of_two_real_processes_exactly_one_goes_on_each_time(tmp_path: Path) -> 
     """Spec: C1.2, C1.3"""
     for count in range(1, 41):
         assert pair(tmp_path / "run") == 2 * count
+    print(f"counted: {count} pairs of starts")
 
 
 def test_a_real_takeover_fences_the_old_process_at_its_next_save(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_ranks_that_are_killed_and_stopped_in_a_save_leave_all_of_it_or_nothing(
     check_uninterrupted(sample[WHOLE.name])
     for case in SAMPLE:
         check(sample[case.name], sample[WHOLE.name])
+    print(f"counted: {len(SAMPLE)} ranks killed or stopped")
 
 
 def test_a_host_that_is_cut_off_before_it_has_voted_aborts_the_save_for_the_rest(sample: dict[str, Told]) -> None:
@@ -106,3 +107,4 @@ def test_each_phase_of_a_save_with_each_kind_of_rank_killed_and_stopped(tmp_path
     check_uninterrupted(whole)
     for told in rest:
         check(told, whole)
+    print(f"counted: {len(rest)} ranks killed or stopped")
