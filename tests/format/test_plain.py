@@ -67,7 +67,7 @@ def test_each_type_has_the_form_that_the_specification_states(value: object, for
     assert fingerprint(decode_plain(form)) == fingerprint(value)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(PLAIN)
 def test_what_is_decoded_has_the_types_order_and_bits_of_what_was_encoded(value: object) -> None:
     """Spec: F4.2"""
@@ -75,7 +75,7 @@ def test_what_is_decoded_has_the_types_order_and_bits_of_what_was_encoded(value:
     assert fingerprint(decode_plain(parse_json(text, where="x"), where="x")) == fingerprint(value)
 
 
-@settings(max_examples=200)
+@settings(max_examples=75)
 @given(PLAIN)
 def test_encoding_what_was_decoded_gives_the_same_bytes(value: object) -> None:
     form = encode_plain(value)
