@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import WarmPython
+
 pytest.importorskip("safetensors", reason="the peers are measured with it")
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +19,7 @@ BENCHMARKS = ROOT / "benchmarks"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 TINY = ("--size", "1MiB", "--rounds", "1")
 
-# One interpreter for several questions: importing torch takes longer than all of these.
+# One process for several questions: importing the benchmarks takes longer than all of these.
 SEVERAL = """
 import json, sys
 from pathlib import Path
@@ -43,21 +45,17 @@ print(json.dumps({**found, **{name: part(2, folder, 0.0, 0.0) for name, part in 
 """
 
 
-def test_quick_questions_print_a_document_and_leave_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SEVERAL, str(BENCHMARKS), str(tmp_path)],
-        env=ENVIRONMENT,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    documents = [json.loads(text) for text in done.stdout.split("next\n") if text]
+def test_quick_questions_print_a_document_and_leave_nothing(tmp_path: Path, warm_python: WarmPython) -> None:
+    script, states = tmp_path / "several.py", tmp_path / "states"
+    script.write_text(SEVERAL)
+    states.mkdir()
+    done = warm_python.run(script, BENCHMARKS, states, folder=tmp_path, logs=tmp_path)
+    assert done.returncode == 0, done.errors
+    documents = [json.loads(text) for text in done.output.split("next\n") if text]
     assert len(documents) == 3
     for document in documents:
         check(document)
-    assert list(tmp_path.iterdir()) == []
+    assert list(states.iterdir()) == []
 
 
 def test_the_work_for_many_ranks_is_measured_for_a_few(tmp_path: Path) -> None:
