@@ -24,8 +24,7 @@ class SaveCost:
 
     `blocked_s` is how long the training stood still for it: in the call, the wait for the save before it included, and
     before an optimizer's step, until the copy was complete. `total_s` is from its beginning until it was committed.
-    `phases_s` are the seconds of each phase, `size_bytes` what all ranks wrote, and `referenced_bytes` what they left
-    where it lay, as in `SaveResult`.
+    `phases_s` are the seconds of each phase. The other fields are those of `SaveResult`.
     """
 
     step: int
@@ -35,6 +34,9 @@ class SaveCost:
     size_bytes: int
     referenced_bytes: int
     phases_s: dict[str, float]
+    copy_s: float
+    digest_s: float
+    storage_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,9 @@ def _cost(running: Running, result: SaveResult, blocked_s: float) -> SaveCost:
         size_bytes=result.size_bytes,
         referenced_bytes=result.referenced_bytes,
         phases_s=dict(result.timings_s),
+        copy_s=result.copy_s,
+        digest_s=result.digest_s,
+        storage_s=result.storage_s,
     )
 
 

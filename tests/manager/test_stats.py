@@ -30,7 +30,27 @@ class TimedStorage(MemoryStorage):
         return super().create(path, size_bytes=size_bytes)
 
 
-def start(world: FakeWorld, storage: TimedStorage, **options: object) -> tuple[torch.nn.Linear, sp.CheckpointManager]:
+class SlowToSync(MemoryStorage):
+    """Take five seconds until a data file is durable."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        super().__init__()
+        self._world = world
+
+    def create(self, path: str, *, size_bytes: int = 0) -> MemoryWriter:
+        writer = super().create(path, size_bytes=size_bytes)
+        if path.endswith(".safetensors"):
+            finish = writer.finish
+
+            def slowly() -> None:
+                self._world.seconds += 5.0
+                finish()
+
+            writer.finish = slowly  # type: ignore[method-assign]
+        return writer
+
+
+def start(world: FakeWorld, storage: MemoryStorage, **options: object) -> tuple[torch.nn.Linear, sp.CheckpointManager]:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     ambient = FakeAmbient(world, pid=1)
@@ -58,6 +78,17 @@ def test_a_save_at_the_boundary_blocks_for_as_long_as_it_takes() -> None:
     assert cost.phases_s["write"] == 4.0
     assert handle.result is not None
     assert (cost.generation, cost.size_bytes) == (handle.result.generation, handle.result.size_bytes)
+    manager.close()
+
+
+def test_what_writing_went_to_is_told_apart() -> None:
+    world = FakeWorld()
+    _, manager = start(world, SlowToSync(world))
+    step(world, manager, 1.0)
+    handle = manager.save()
+    (cost,) = manager.stats.saves
+    assert (cost.copy_s, cost.digest_s, cost.storage_s) == (0.0, 0.0, 5.0)
+    assert handle.result is not None and handle.result.storage_s == 5.0
     manager.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import random
 import threading
 from collections.abc import Sequence
@@ -15,18 +16,20 @@ from safepoint.errors import InternalError, RequestError, StorageError, TornSnap
 from safepoint.faults.script import Effect, Fault, FaultScript, SimulatedCrash
 from safepoint.faults.storage import FaultyStorage
 from safepoint.saving import conveyor
+from safepoint.saving import pour as pouring
 from safepoint.saving.copying import Copying, Habits
 from safepoint.saving.form import FileForm, form_of
 from safepoint.saving.layout import LayoutBox
-from safepoint.saving.pour import Origin, pour
+from safepoint.saving.pour import Origin, Spent
 from safepoint.saving.ring import LiveOrigin, Ring
 from safepoint.saving.stage import ImageOrigin, StagingBuffer
 from safepoint.state.item import Source
 from safepoint.storage.local import LocalStorage
-from safepoint.storage.memory import MemoryStorage
+from safepoint.storage.memory import MemoryStorage, MemoryWriter
 
 PIECE = 4096
 LONGEST_WAIT_S = 60
+pour = functools.partial(pouring.pour, clock=lambda: 0.0, spent=Spent())
 
 
 @dataclass(slots=True)
@@ -225,6 +228,41 @@ def test_a_failure_of_any_piece_is_the_failure_of_the_file(
     verbs = [verb for _, verb, _ in storage.operations]
     assert verbs == ["make_root", "create"] + ["write"] * (number + 1)
     assert not writing_threads()
+
+
+def test_what_the_time_went_to_is_counted_where_it_was_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the source, the digests and the storage move: 3 s for each gathered box, and so on."""
+    seconds = [0.0]
+
+    class Slow(Opaque):
+        def copy_into(self, buffer: memoryview) -> None:
+            seconds[0] += 3.0
+            super().copy_into(buffer)
+
+    class SlowWriter(MemoryWriter):
+        def write(self, data: memoryview) -> None:
+            seconds[0] += 5.0
+            super().write(data)
+
+        def finish(self) -> None:
+            seconds[0] += 7.0
+            super().finish()
+
+    taken = pouring.digest_bytes
+
+    def slow_digest(data: memoryview) -> str:
+        seconds[0] += 11.0
+        return taken(data)
+
+    monkeypatch.setattr(pouring, "digest_bytes", slow_digest)
+    form = form_of([box("w", 100), box("v", 200)], is_alone=True)
+    spent = Spent()
+    # One piece: nothing is written beside anything else.
+    origin = LiveOrigin(form, [Slow(bytes(100)), Slow(bytes(200))], Ring(piece_bytes=4 * PIECE))
+    writer = SlowWriter(bytearray(), threading.Lock(), "file")
+    pouring.pour(writer, form, origin, clock=lambda: seconds[0], spent=spent)
+    # Two boxes; the digests of them and of the header; one piece, and the syncs.
+    assert (spent.copy_s, spent.digest_s, spent.storage_s) == (6.0, 33.0, 12.0)
 
 
 def test_a_failed_sync_is_the_failure_of_the_file() -> None:

@@ -110,8 +110,9 @@ class SaveResult:
     """Report a committed save: every sync was seen to succeed and the manifest was read back.
 
     `size_bytes` are those of what all ranks wrote, `referenced_bytes` of what they left where it lay. `timings_s` are
-    the seconds of the leader's phases. `durability` says what it survives: ``process`` death, ``power`` loss, or loss
-    of a disk (``replicated``).
+    the seconds of the leader's phases. While this rank's file was written, the thread that makes it spent `copy_s`
+    until the bytes were there, `digest_s` on digests, and `storage_s` waiting for the storage. `durability` says what
+    it survives: ``process`` death, ``power`` loss, or loss of a disk (``replicated``).
     """
 
     generation: str
@@ -120,6 +121,9 @@ class SaveResult:
     referenced_bytes: int
     durability: Durability
     timings_s: dict[str, float]
+    copy_s: float = 0.0
+    digest_s: float = 0.0
+    storage_s: float = 0.0
 
 
 class PhaseClock:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import NoReturn
 
@@ -164,7 +165,7 @@ def _finish(context: SaveContext, save: StagedSave, clock: PhaseClock) -> SaveRe
         raise
     if stored.index is not None:
         increments.note(stored.index, before, incarnation=context.claim.incarnation, is_full=save.increment.is_full)
-    return result
+    return replace(result, **asdict(stored.spent))
 
 
 def _name(context: SaveContext, step: int) -> str:
@@ -235,7 +236,16 @@ def _place(context: SaveContext, agreed: Agreed) -> Place:
 
 def _write(context: SaveContext, save: StagedSave) -> tuple[Stored, Exception | None]:
     """Write this rank's part; of several ranks, a failure is returned, to be voted with."""
-    work = partial(write, context.storage, save.form, save.origin, save.snapshot.items, save.place, save.increment)
+    work = partial(
+        write,
+        context.storage,
+        save.form,
+        save.origin,
+        save.snapshot.items,
+        save.place,
+        save.increment,
+        clock=context.ambient.monotonic,
+    )
     if context.group.world_size == 1:
         return explained(context, work), None
     try:

@@ -20,7 +20,7 @@ from safepoint.saving.conveyor import Conveyor
 from safepoint.saving.describe import Place, describe
 from safepoint.saving.form import FileForm
 from safepoint.saving.increment import Increment
-from safepoint.saving.pour import Origin, pour
+from safepoint.saving.pour import Origin, Spent, pour
 from safepoint.state.snapshot import SnapshotItem
 from safepoint.storage.base import Storage
 
@@ -39,6 +39,7 @@ class Stored:
     shares: dict[str, str] = field(default_factory=dict)
     index: Callable[[], Index] | None = None
     referenced_bytes: int = 0
+    spent: Spent = field(default_factory=Spent)
 
 
 def write(
@@ -48,6 +49,8 @@ def write(
     items: Sequence[SnapshotItem],
     place: Place,
     increment: Increment,
+    *,
+    clock: Callable[[], float],
 ) -> Stored:
     """Write this rank's data file and its index, sync both and their folder.
 
@@ -60,6 +63,7 @@ def write(
         items: The items of the snapshot, for their plain trees.
         place: Whose part this is.
         increment: What lies in ancestors' files.
+        clock: The seconds of a clock that never goes back.
 
     Raises:
         StorageError: Something could not be written or synced.
@@ -69,7 +73,8 @@ def write(
     """
     generation = place.generation
     data_path = generation_path(generation, data_name(place.rank, place.world_size))
-    digests = pour(storage.create(data_path, size_bytes=form.size_bytes), form, origin)
+    spent = Spent()
+    digests = pour(storage.create(data_path, size_bytes=form.size_bytes), form, origin, clock=clock, spent=spent)
     described = describe(form, digests, items, place, increment)
     text = described.text
     name = index_name(place.rank, place.world_size)
@@ -78,7 +83,7 @@ def write(
     reference = ObjectReference(generation, name, len(text), digest_bytes(text))
     own, *ancestors = described.objects
     objects = (own, reference, *ancestors)
-    return Stored(objects, described.shares, described.record, increment.referenced_bytes)
+    return Stored(objects, described.shares, described.record, increment.referenced_bytes, spent)
 
 
 def discard(storage: Storage, place: Place) -> None:
