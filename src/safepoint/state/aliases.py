@@ -11,14 +11,16 @@ they share memory again after a restore.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import torch
 
 from safepoint.errors import RequestError
 from safepoint.state.memory import byte_range
+from safepoint.state.tensors import PLAIN_TYPES
 
 
 class Occupant(msgspec.Struct, frozen=True):
@@ -71,6 +73,21 @@ def find_spans(occupants: Sequence[Occupant]) -> dict[int, Span]:
             continue
         spans.update((member.key, span) for member in family)
     return spans
+
+
+def are_apart(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether strided tensors are dense host memory in C order, and no two overlap, so that none has a span.
+
+    Where that is in doubt, `find_spans` tells.
+    """
+    ranges = []
+    for tensor in tensors:
+        if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or not tensor.is_contiguous():
+            return False
+        begin = tensor.data_ptr()
+        ranges.append((begin, begin + tensor.nbytes))
+    ranges.sort()
+    return all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
 
 
 def _families(occupants: Sequence[Occupant]) -> list[list[Occupant]]:

@@ -34,7 +34,7 @@ from safepoint.format.plain import (
     ViewLeaf,
 )
 from safepoint.state import shards, sparse
-from safepoint.state.aliases import Occupant, Span, find_spans
+from safepoint.state.aliases import Occupant, Span, are_apart, find_spans
 from safepoint.state.draft import ATOMS, Draft, NamedTensors, Values, container_of
 from safepoint.state.numbers import scalar_bytes
 from safepoint.state.places import below, join, tensor_name
@@ -154,6 +154,10 @@ class _Survey:
             return None
         self.visits = dict.fromkeys(sight.repeated, 2)
         try:
+            if are_apart(sight.tensors):
+                for tensor in sight.tensors:
+                    check_storable(tensor, "")
+                return {}
             self.occupants = [self._occupant(tensor, "") for tensor in sight.tensors]
             return find_spans(self.occupants)
         except RequestError:
