@@ -311,11 +311,13 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
     Decided by the class's name, because importing `torch.distributed.tensor` costs a process that has none a second.
     """
-    if type(tensor) in PLAIN_TYPES:
-        return False
+    return type(tensor) not in PLAIN_TYPES and _is_distributed(type(tensor))
+
+
+@functools.lru_cache(maxsize=64)
+def _is_distributed(kind: type) -> bool:
     return any(
-        kind.__qualname__ == "DTensor" and kind.__module__.startswith("torch.distributed")
-        for kind in type(tensor).__mro__
+        base.__qualname__ == "DTensor" and base.__module__.startswith("torch.distributed") for base in kind.__mro__
     )
 
 
