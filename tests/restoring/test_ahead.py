@@ -124,6 +124,15 @@ def test_large_tensors_that_are_near_come_first_then_the_largest() -> None:
     assert [batch.tensors[0].name for batch in batches_of(reads)] == ["w1", "w3", "w2", "w0", "w4"]
 
 
+def test_small_tensors_that_are_near_stand_evenly_among_the_others() -> None:
+    """One thread copies what is near while another one waits for the disk."""
+    reads = list(_in_one_file([RUN_BYTES - 1] * 6))
+    names = [batch.tensors[0].name for batch in batches_of(reads, near={"f": 2 * RUN_BYTES - 2})]
+    assert names == ["w2", "w3", "w0", "w4", "w5", "w1"]
+    assert [batch.tensors[0].name for batch in batches_of(reads)] == ["w0", "w1", "w2", "w3", "w4", "w5"]
+    assert sorted(batch.tensors[0].name for batch in batches_of(reads, near={"f": 1 << 40})) == sorted(names)
+
+
 def _in_one_file(sizes: Sequence[int]) -> Sequence[TensorRead]:
     begin, reads = 0, []
     for number, size in enumerate(sizes):

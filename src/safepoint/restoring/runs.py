@@ -4,7 +4,7 @@
    read in place, together no larger than `RUN_BYTES`, or a single chunk of any size.
 2. A batch is one large tensor, or small ones that follow each other. Its targets are committed together.
 3. The largest tensors come first, so that the last runs are small ones and the threads end together; before them, those
-   that lie where the file has been read ahead.
+   that lie where the file has been read ahead. Of the small ones those that do stand among the others.
 
 Spec: C11.
 """
@@ -70,11 +70,15 @@ def batches_of(reads: Sequence[TensorRead], *, near: Mapping[str, int] = Mapping
 
     for number in sorted(large, key=turn):
         yield Batch((reads[number],))
+    small = [(read, size) for read, size in zip(reads, sizes, strict=True) if size < RUN_BYTES]
+    yield from _mixed(list(_gathered(small)), near)
+
+
+def _gathered(small: Sequence[tuple[TensorRead, int]]) -> Iterator[Batch]:
+    """Yield batches of tensors with their sizes, as they lie on disk."""
     gathered: list[TensorRead] = []
     gathered_bytes = 0
-    for read, size in zip(reads, sizes, strict=True):
-        if size >= RUN_BYTES:
-            continue
+    for read, size in small:
         if gathered and gathered_bytes + size > RUN_BYTES:
             yield Batch(tuple(gathered))
             gathered, gathered_bytes = [], 0
@@ -82,6 +86,21 @@ def batches_of(reads: Sequence[TensorRead], *, near: Mapping[str, int] = Mapping
         gathered_bytes += size
     if gathered:
         yield Batch(tuple(gathered))
+
+
+def _mixed(batches: Sequence[Batch], near: Mapping[str, int]) -> Iterator[Batch]:
+    """Yield those that are near evenly among the others: while one thread waits for the disk, another one copies."""
+    firsts = [next((chunk for read in batch.tensors for chunk in read.chunks[:1]), None) for batch in batches]
+    flags = [first is not None and first.offset_bytes < near.get(first.path, 0) for first in firsts]
+    close = [batch for batch, is_near in zip(batches, flags, strict=True) if is_near]
+    far = [batch for batch, is_near in zip(batches, flags, strict=True) if not is_near]
+    given = 0
+    for number, batch in enumerate(far, start=1):
+        yield batch
+        due = number * len(close) // len(far)
+        yield from close[given:due]
+        given = due
+    yield from close[given:]
 
 
 def _closed(parts: list[Part]) -> Iterator[Run]:
