@@ -5,14 +5,15 @@ Spec: C11.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from safepoint.contract import DERIVED, UNCHANGED, WORDS, Level, Reason
 from safepoint.errors import ContractError, Difference, MismatchError, RequestError
 from safepoint.restoring.together import Ranks, merged_findings
 from safepoint.restoring.validate import SavedState
-from safepoint.state.item import STREAMS_ITEM, Item, Preparing
+from safepoint.state.item import STREAMS_ITEM, Forgetting, Item, Preparing
 
 _LEVELS: dict[str, Level] = {
     "workers": "exact",
@@ -86,6 +87,17 @@ def match(
     both = [name for name in names if name in items and name in saved.items]
     chosen = [items[name] for name in both if items[name].type == saved.items[name].type]
     return Match(tuple(chosen), tuple(reasons), tuple(left + absent))
+
+
+@contextmanager
+def forgetting(items: Iterable[Item]) -> Iterator[None]:
+    """Have the items let go of what they saw when they were compared, however the restore within the block ends."""
+    try:
+        yield
+    finally:
+        for item in items:
+            if isinstance(item, Forgetting):
+                item.forget()
 
 
 def _differences(

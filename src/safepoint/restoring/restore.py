@@ -29,7 +29,7 @@ from safepoint.restoring.apply import apply
 from safepoint.restoring.arrival import Arrival, BoxKey
 from safepoint.restoring.deal import deal_boxes, deal_state, told_manifest
 from safepoint.restoring.derive import with_derived_streams
-from safepoint.restoring.match import Choice, Match, match
+from safepoint.restoring.match import Choice, Match, forgetting, match
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
 from safepoint.restoring.promise import changed_items, find_promise, lowered, with_probe
@@ -137,7 +137,8 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
     """
     outcome = Restored()
     try:
-        _restore_newest(context, lineage, wish, choice, outcome)
+        with forgetting(context.items.values()):
+            _restore_newest(context, lineage, wish, choice, outcome)
     except SafepointError as exc:
         if outcome.is_mixed:
             advise(exc, _of_mixture(exc.remedy))

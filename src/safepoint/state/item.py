@@ -301,6 +301,14 @@ class Preparing(Protocol):
 
 
 @runtime_checkable
+class Forgetting(Protocol):
+    """An item that keeps what it saw of its live object from `check` to `apply`."""
+
+    def forget(self) -> None:
+        """Let go of it, also where the restore ended in between."""
+
+
+@runtime_checkable
 class Derivable(Protocol):
     """An item of random streams, which can be begun anew."""
 

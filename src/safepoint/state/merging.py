@@ -19,7 +19,7 @@ from safepoint.state.tensors import write_into
 
 def merge_state(old: Any, new: Any, several: set[int]) -> Any:
     """Return the new state in the old containers and tensors where these fit and belong to one place only."""
-    if type(old) is not dict or type(new) is not dict:
+    if type(old) is not dict or type(new) is not dict or not several.isdisjoint((id(old), id(new))):
         return new
     merged = {key: _keep(old.get(key), value, several) for key, value in new.items()}
     old.clear()

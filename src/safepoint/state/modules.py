@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
-from safepoint.state.draft import Draft, NamedTensors, Values, container_of
-from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorSpec, TensorTarget
+from safepoint.state.draft import Draft, NamedTensors, Values
+from safepoint.state.fitting import can_create, is_alike, is_differentiable
+from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
 from safepoint.state.memo import Memo
 from safepoint.state.module_tree import EXTRA_STATE, SavedEntry, SavedModule, parse_module
 from safepoint.state.names import Slot, class_of, handed_out_buffers, reshard, walk_modules, walk_slots, wrapped_key
@@ -33,7 +34,7 @@ from safepoint.state.parts import Signature, describe, flag_of, held_as, new_ten
 from safepoint.state.places import segment
 from safepoint.state.shards import is_divided_alike, local_of
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import PLAIN_TYPES, NewTensorTarget, check_storable, dtype_name, spec_of, write_into
+from safepoint.state.tensors import NewTensorTarget, check_storable, spec_of, write_into
 from safepoint.state.ties import retied, tied
 from safepoint.state.tree import flatten, unflatten
 
@@ -45,13 +46,15 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 class _Look:
     """Hold what a saved item says, and what the live module was seen to hold when the two were compared.
 
-    `alike` are the slots that hold just such a tensor as is stored under their name.
+    `alike` are the slots that hold just such a tensor as is stored under their name, and `filled` the live tensors that
+    entries, by their first name, are read into.
     """
 
     saved: SavedItem
     stored: SavedModule
     live: Mapping[str, Slot]
     alike: set[str] = field(default_factory=set)
+    filled: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class ModuleItem:
@@ -153,13 +156,13 @@ class ModuleItem:
         """Return every difference of names, shapes, dtypes, layouts, ties, persistence, extra state and training."""
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
-        self._look = None
+        self.forget()
         look = self._looked(saved)
         stored, live = look.stored.entries, look.live
         found: list[Difference] = []
         for name, entry in stored.items():
             slot = live.get(name)
-            if slot is None or (slot.tensor is None and not _can_create(slot, entry)):
+            if slot is None or (slot.tensor is None and not can_create(slot, entry)):
                 found.append(self._difference("removed", name, f"a {entry.kind}", "absent"))
             elif name not in look.alike:
                 found += self._compare(name, entry, slot, saved)
@@ -188,9 +191,10 @@ class ModuleItem:
                 assert tensor is not None
                 taken.update(id(slot.tensor) for slot in leads)
                 self._check_division(leads)
+                look.filled[entry.names[0]] = tensor
                 path = f"{self._name}.{leads[0].name}"
                 self._targets[entry.names[0]] = targets_in(tensor, entry.value, saved.specs, path)
-            elif slots and all(slot.tensor is None and _can_create(slot, entry) for slot in slots):
+            elif slots and all(slot.tensor is None and can_create(slot, entry) for slot in slots):
                 self._targets[entry.names[0]] = {**self._targets_for_new(entry, saved)}
         self._extra_targets = {
             name: NewTensorTarget(spec, torch.device("cpu"))
@@ -202,21 +206,25 @@ class ModuleItem:
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
         """Finish the live tensors, set grad flags and extra state; return the names of tensors left as they were."""
-        look = self._looked(saved)
+        look = self._looked_again(saved)
         written: dict[str, torch.Tensor] = {}
         for entry in dict.fromkeys(look.stored.entries.values()):
             if entry.names[0] in self._targets:
                 self._finish(entry, look, self._targets[entry.names[0]], written)
         self._apply_extra(look.stored)
-        self._targets = {}
-        self._extra_targets = {}
-        self._look = None
+        self.forget()
         reached = {id(tensor) for tensor in written.values()}
         return [
             slot.name
             for slot in look.live.values()
             if slot.name not in written and slot.tensor is not None and id(slot.tensor) not in reached
         ]
+
+    def forget(self) -> None:
+        """Let go of what the last comparison saw, and of the targets."""
+        self._look = None
+        self._targets = {}
+        self._extra_targets = {}
 
     def _finish(
         self,
@@ -225,28 +233,26 @@ class ModuleItem:
         targets: Mapping[str, TensorTarget],
         written: dict[str, torch.Tensor],
     ) -> None:
-        created: torch.Tensor | None = None
-        first: torch.Tensor | None = None
+        value = look.filled.get(entry.names[0])
+        if value is None:
+            value = unflatten(entry.value, new_tensors(targets)).detach()
+        else:
+            put_back(value, entry.value, targets)
         for name in entry.names:
             slot = look.live.get(name)
             if slot is None:
                 continue
             if slot.tensor is None:
-                if created is None:
-                    created = unflatten(entry.value, new_tensors(targets)).detach()
-                slot.owner._buffers[slot.key] = created
-                written[name] = created
+                if can_create(slot, entry):
+                    slot.owner._buffers[slot.key] = written[name] = value
                 continue
             if not self._fits(entry, slot, look):
                 continue
-            if first is None:
-                first = slot.tensor
-                put_back(first, entry.value, targets)
-            elif slot.tensor is not first:
-                write_into(local_of(slot.tensor), local_of(first))
+            if slot.tensor is not value:
+                write_into(local_of(slot.tensor), local_of(value))
             written[name] = slot.tensor
             is_flag_other = slot.tensor.requires_grad != entry.requires_grad
-            if entry.kind == "parameter" and is_flag_other and _is_differentiable(slot.tensor):
+            if entry.kind == "parameter" and is_flag_other and is_differentiable(slot.tensor):
                 slot.tensor.requires_grad_(entry.requires_grad)
 
     def _apply_extra(self, saved: SavedModule) -> None:
@@ -282,11 +288,17 @@ class ModuleItem:
             look = _Look(saved, stored, live)
             for name, slot in live.items():
                 entry = stored.entries.get(name)
-                if slot.tensor is not None and entry is not None and _is_alike(entry, slot, saved.specs):
+                if slot.tensor is not None and entry is not None and is_alike(entry, slot, saved.specs):
                     check_storable(slot.tensor, f"{self._name}.{name}")
                     look.alike.add(name)
             self._look = look
         return self._look
+
+    def _looked_again(self, saved: SavedItem) -> _Look:
+        """Return what was seen, with the slots of now: what an item applied before was given may replace tensors."""
+        look, live = self._looked(saved), {slot.name: slot for slot in walk_slots(self._module)}
+        alike = {name for name in look.alike if name in live and live[name].tensor is look.live[name].tensor}
+        return replace(look, live=live, alike=alike)
 
     def _fits(self, entry: SavedEntry, slot: Slot, look: _Look) -> bool:
         if slot.name in look.alike:
@@ -342,7 +354,7 @@ class ModuleItem:
             tensor = look.live[name].tensor
             if tensor is None or name != entry.names[0] or name in look.alike:
                 continue
-            takes_flag = entry.kind == "parameter" and _is_differentiable(tensor)
+            takes_flag = entry.kind == "parameter" and is_differentiable(tensor)
             value, _ = describe(tensor, segment(name), f"{self._name}.{name}")
             there, here = (held_as(one, takes_flag=takes_flag) for one in (entry.value, value))
             is_flag_equal = takes_flag or entry.requires_grad == tensor.requires_grad
@@ -364,36 +376,3 @@ class ModuleItem:
         for slot in walk_slots(self._module):
             if slot.tensor is not None and torch.nn.parameter.is_lazy(slot.tensor):
                 check_storable(slot.tensor, f"{self._name}.{slot.name}")
-
-
-def _is_differentiable(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _can_create(slot: Slot, entry: SavedEntry) -> bool:
-    return slot.kind == entry.kind == "buffer" and isinstance(entry.value, TensorLeaf | ScalarLeaf)
-
-
-def _is_alike(entry: SavedEntry, slot: Slot, specs: Mapping[str, TensorSpec]) -> bool:
-    """Return whether a slot holds just such a tensor as is stored under its name, which must be its first one.
-
-    Of tensors that are more than plain ones this is not known here.
-    """
-    tensor, value = slot.tensor, entry.value
-    if tensor is None or type(tensor) not in PLAIN_TYPES or type(value) is not TensorLeaf:
-        return False
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        return False
-    spec = specs.get(value.name)
-    return (
-        spec is not None
-        and slot.name == entry.names[0]
-        and (entry.kind, entry.is_persistent) == (slot.kind, slot.is_persistent)
-        and spec.global_shape == tensor.shape
-        and spec.dtype == dtype_name(tensor.dtype)
-        and value.name == segment(slot.name)
-        and value.container == container_of(tensor)
-        and value.requires_grad == entry.requires_grad
-        and (tensor.requires_grad == entry.requires_grad or (entry.kind == "parameter" and _is_differentiable(tensor)))
-        and tensor.dim() > 0
-    )

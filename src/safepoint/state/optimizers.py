@@ -35,12 +35,12 @@ from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.memo import Memo
 from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
 from safepoint.state.optimizer_tree import SavedOptimizer, options_of, parse_optimizer, states_of, tree_of
-from safepoint.state.owners import Owner, absent_of, kinds_of, owners_of
+from safepoint.state.owners import Owner, absent_of, divided, kinds_of, owners_of
 from safepoint.state.rebuild import Rebuilder, to_kind
-from safepoint.state.shards import ShardTarget, new_target, scatter, target_in
+from safepoint.state.shards import ShardTarget, new_target, target_in
 from safepoint.state.sight import Sight
 from safepoint.state.stored import malformed
-from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, check_storable, is_distributed, spec_of
+from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, check_storable, spec_of
 from safepoint.state.tree import class_name, draft_of, flatten
 
 _NOBODY = Owner()
@@ -138,7 +138,7 @@ class OptimizerItem:
         if saved.type != self.type:
             return [Difference(f"{self._name}.type", self._name, saved.type, self.type)]
         found: list[Difference] = []
-        self._look = None
+        self.forget()
         look = self._looked(saved)
         stored, now = look.stored, class_name(self._optimizer)
         if stored.class_name != now:
@@ -180,9 +180,10 @@ class OptimizerItem:
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
         """Set state and hyper-parameters; return the parameters whose state was left as it was."""
         self._restored = {name: target.tensor for name, target in self._targets.items() if target.tensor is not None}
-        self._targets = {}
-        look = self._looked(saved)
-        stored, named, matching = look.stored, look.named, look.matching
+        stored, named = self._looked(saved).stored, self._parameters()
+        # A module or a scheduler, applied before, may have made parameters anew or added groups.
+        matching = self._match(stored, named)
+        self.forget()
         current = [_NOBODY]
         rebuilder = Rebuilder(self._restored, lambda tensor, kind: current[0].follow(tensor, kind))
         options = [rebuilder.build(dict(group.options)) for group in stored.groups]
@@ -193,7 +194,7 @@ class OptimizerItem:
             if name in absent:
                 continue
             current[0] = Owner(parameter=named.get(name), saved_kind=kinds.get(name, ""))
-            state[name] = _divided(rebuilder.build(value), named.get(name), f"{self._name}.state.{name}")
+            state[name] = divided(rebuilder.build(value), named.get(name), f"{self._name}.state.{name}")
         current[0] = _NOBODY
         other = rebuilder.build(stored.other)
         self._hand_back(rebuilder.build(stored.extra))
@@ -202,8 +203,12 @@ class OptimizerItem:
         self._set_options(stored.groups, options, matching, permits, name_of)
         self._recorded = [group.parameters for group in stored.groups]
         self._applied = (stored, permits)
-        self._look = None
         return self._set_state(state, other, frozenset(kinds), named, name_of)
+
+    def forget(self) -> None:
+        """Let go of what the last comparison saw, and of the targets."""
+        self._look = None
+        self._targets = {}
 
     def reapply_hyperparameters(self) -> None:
         """Set the groups' options once more, as the last `apply` did; does nothing before one.
@@ -213,7 +218,7 @@ class OptimizerItem:
         if self._applied is None:
             return
         parsed, permits = self._applied
-        groups, matching = parsed.groups, self._match(parsed)
+        groups, matching = parsed.groups, self._match(parsed, self._parameters())
         rebuilder = Rebuilder(self._restored, to_kind)
         options = [rebuilder.build(dict(group.options)) for group in groups]
         self._set_options(groups, options, matching, permits, self._namer())
@@ -224,7 +229,7 @@ class OptimizerItem:
         live = self._optimizer.param_groups
         if self._applied is None or not any(key in SCHEDULED_OPTIONS for group in live for key in group):
             return False
-        groups, matching = self._applied[0].groups, self._match(self._applied[0])
+        groups, matching = self._applied[0].groups, self._match(self._applied[0], self._parameters())
         return any(
             key in SCHEDULED_OPTIONS and key not in groups[number].options
             for number, host in matching.pairs
@@ -244,9 +249,7 @@ class OptimizerItem:
         """Return what a saved item was compared with, or look for the first time."""
         if self._look is None or self._look.saved is not saved:
             stored, named = parse_optimizer(saved, self._name), self._parameters()
-            live = self._group_names(self._namer(named))
-            matching = match_groups(self._name, stored.groups, live, frozenset(named))
-            self._look = _Look(saved, stored, named, matching)
+            self._look = _Look(saved, stored, named, self._match(stored, named))
         return self._look
 
     def _own_tensors(self, look: _Look) -> dict[str, torch.Tensor]:
@@ -260,7 +263,9 @@ class OptimizerItem:
             return {name: tensor for name, tensor in tensors if name in own}
         named = self._memo.named(sight, lambda: self._draft(whole, sight), is_divided_alone=False)
         states = (one for key, one in self._optimizer.state.items() if isinstance(key, torch.Tensor))
-        direct = {id(part) for one in states if isinstance(one, dict) for part in one.values()} - sight.repeated
+        # A dict that several parameters have was met again, what is in it was not.
+        alone = (one for one in states if isinstance(one, dict) and id(one) not in sight.repeated)
+        direct = {id(part) for one in alone for part in one.values()} - sight.repeated
         return {name: tensor for name, tensor in named if id(tensor) in direct}
 
     def _draft(self, whole: dict[str, Any], sight: Sight) -> Draft:
@@ -294,8 +299,7 @@ class OptimizerItem:
 
         return name_of
 
-    def _match(self, saved: SavedOptimizer) -> Matching:
-        named = self._parameters()
+    def _match(self, saved: SavedOptimizer, named: Mapping[str, torch.Tensor]) -> Matching:
         return match_groups(self._name, saved.groups, self._group_names(self._namer(named)), frozenset(named))
 
     def _group_names(self, name_of: Callable[[torch.Tensor], str]) -> list[tuple[str, ...]]:
@@ -374,24 +378,8 @@ class OptimizerItem:
         return [name for name, _ in left]
 
 
-def _divided(value: Any, parameter: torch.Tensor | None, path: str) -> Any:
-    """Divide what was stored as views of one stretch of memory, thus restored whole, like its parameter."""
-    if parameter is None or not is_distributed(parameter) or type(value) is not dict:
-        return value
-    return {
-        key: scatter(part, parameter, path) if key != "step" and _is_whole(part, parameter) else part
-        for key, part in value.items()
-    }
-
-
-def _is_whole(part: Any, parameter: torch.Tensor) -> bool:
-    return (
-        type(part) is torch.Tensor and part.layout == torch.strided and part.dim() > 0 and part.shape == parameter.shape
-    )
-
-
 def _parts(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else [value]
+    return [value, *value.values()] if isinstance(value, dict) else [value]
 
 
 def _as_number(value: Any) -> Any:

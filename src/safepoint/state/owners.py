@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import torch
@@ -11,6 +12,8 @@ from safepoint.format.plain import TensorLeaf
 from safepoint.state.merging import is_shared, leaves_of
 from safepoint.state.optimizer_tree import SavedOptimizer
 from safepoint.state.rebuild import to_kind
+from safepoint.state.shards import scatter
+from safepoint.state.tensors import is_distributed
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -60,3 +63,19 @@ def owners_of(stored: SavedOptimizer, plain: object, named: Mapping[str, torch.T
         for leaf in leaves_of(value):
             owners[leaf.name] = Owner(leaf.device, parameter, saved_kind, type(leaf) is TensorLeaf)
     return owners
+
+
+def divided(value: Any, parameter: torch.Tensor | None, path: str) -> Any:
+    """Divide state that was stored as views of one stretch of memory, thus restored whole, like its parameter."""
+    if parameter is None or not is_distributed(parameter) or type(value) is not dict:
+        return value
+    return {
+        key: scatter(part, parameter, path) if key != "step" and _is_whole(part, parameter) else part
+        for key, part in value.items()
+    }
+
+
+def _is_whole(part: Any, parameter: torch.Tensor) -> bool:
+    return (
+        type(part) is torch.Tensor and part.layout == torch.strided and part.dim() > 0 and part.shape == parameter.shape
+    )

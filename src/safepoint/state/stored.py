@@ -7,41 +7,12 @@ found while nothing live has been touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from safepoint.errors import CorruptionError
 from safepoint.format.plain import Shared
-from safepoint.state.item import SavedItem
-
-_Tree = TypeVar("_Tree")
-
-
-class Parsed(Generic[_Tree]):
-    """Parse the tree of a saved item once: a restore compares it, makes targets for it and applies it.
-
-    Args:
-        parse: Parses a saved item, whose name it is given as well.
-    """
-
-    def __init__(self, parse: Callable[[SavedItem, str], _Tree]) -> None:
-        self._parse = parse
-        self._last: tuple[SavedItem, _Tree] | None = None
-
-    def of(self, saved: SavedItem, item: str) -> _Tree:
-        """Return what a saved item says. Nobody changes one, so the one that was last asked for says the same again.
-
-        Raises:
-            CorruptionError: As the parser does.
-        """
-        if self._last is None or self._last[0] is not saved:
-            self._last = (saved, self._parse(saved, item))
-        return self._last[1]
-
-    def forget(self) -> None:
-        """Let go of the saved item."""
-        self._last = None
 
 
 def field(holder: Any, key: str, kind: type | tuple[type, ...], *, item: str) -> Any:
