@@ -255,14 +255,13 @@ class Saver:
                 self.behind.follow(copying, running)
             try:
                 self._thread.launch(handle, work, then)
+            except BaseException as exc:
+                if not (self._thread.is_busy or handle.done):
+                    # An interrupt came before anything was begun.
+                    handle.run(functools.partial(_raise, exc))
+                raise
             finally:
-                # Also after an interrupt: the training may go on, and the thread reads live memory.
-                if self._thread.is_busy:
-                    staged.origin.leave_boundary()
-            if copying is None:
-                handle.mark_staged()
-            else:
-                copying.when_complete(handle.mark_staged)
+                self._leave_boundary(staged, handle)
             return
         handle.run(work)
         handle.mark_staged()
@@ -272,6 +271,17 @@ class Saver:
         self._own_up(handle, is_explicit=handle.is_explicit)
         if is_large:
             self._thread.follow(handle, then)
+
+    def _leave_boundary(self, staged: StagedSave, handle: SaveHandle) -> None:
+        """Return when the training may go on, also after an interrupt: the save's thread may read live memory."""
+        try:
+            if self._thread.is_busy:
+                staged.origin.leave_boundary()
+        finally:
+            if staged.copying is None:
+                handle.mark_staged()
+            else:
+                staged.copying.when_complete(handle.mark_staged)
 
     def raise_owed(self, *, waits: bool, deadline_s: float | None = None, is_explicit: bool = False) -> None:
         """Raise or warn about the failure of a background save that has ended; by the policy, unless explicit.
@@ -320,7 +330,7 @@ class Saver:
             self._unknown.add(str(staged.generation))
             raise
         self._took_s, self.committed_step = self._ambient.monotonic() - self._began_s, result.step
-        self.costs.note(running, result)
+        self.costs.note(running, result, staged.spent)
         if self._group.rank == 0:
             session.journal.event("committed", generation=result.generation, step=result.step)
         return result

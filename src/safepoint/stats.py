@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from safepoint.ambient import Ambient
 from safepoint.saving.context import SaveResult
+from safepoint.saving.pour import Spent
 
 _KEPT_SAVES = 256
 _KEPT_STEPS = 4096
@@ -24,7 +25,9 @@ class SaveCost:
 
     `blocked_s` is how long the training stood still for it: in the call, the wait for the save before it included, and
     before an optimizer's step, until the copy was complete. `total_s` is from its beginning until it was committed.
-    `phases_s` are the seconds of each phase. The other fields are those of `SaveResult`.
+    `phases_s` are the seconds of each phase of the leader. While this rank's file was written, the thread that makes it
+    spent `copy_s` until the bytes were there, `digest_s` on digests, and `storage_s` waiting for the storage. The other
+    fields are those of `SaveResult`.
     """
 
     step: int
@@ -73,6 +76,7 @@ class Running:
     blocked_s: float | None = None
     total_s: float = 0.0
     result: SaveResult | None = None
+    spent: Spent = field(default_factory=Spent)
 
 
 @dataclass(slots=True)
@@ -123,9 +127,10 @@ class Costs:
         finally:
             running.blocked_s = (running.blocked_s or 0.0) + self._ambient.monotonic() - began_s
 
-    def note(self, running: Running, result: SaveResult) -> None:
+    def note(self, running: Running, result: SaveResult, spent: Spent) -> None:
         """Keep a save that was committed; from any thread."""
-        running.total_s, running.result = self._ambient.monotonic() - running.began_s, result
+        running.total_s, running.spent = self._ambient.monotonic() - running.began_s, spent
+        running.result = result
         self._saves.append(running)
 
     def end_step(self) -> None:
@@ -160,9 +165,9 @@ def _cost(running: Running, result: SaveResult, blocked_s: float) -> SaveCost:
         size_bytes=result.size_bytes,
         referenced_bytes=result.referenced_bytes,
         phases_s=dict(result.timings_s),
-        copy_s=result.copy_s,
-        digest_s=result.digest_s,
-        storage_s=result.storage_s,
+        copy_s=running.spent.copy_s,
+        digest_s=running.spent.digest_s,
+        storage_s=running.spent.storage_s,
     )
 
 

@@ -327,8 +327,8 @@ WRITING = (
         "incarnation",
         "a start does not look again",
         "joining/claim.py",
-        ("        if not takeover:\n            _look_again"),
-        ("        if False:\n            _look_again"),
+        ("        if not takeover:\n            again ="),
+        ("        if False:\n            again ="),
         ("tests/joining/test_claim.py::test_of_two_starts_at_once_the_lower_living_number_goes_on",),
     ),
 )

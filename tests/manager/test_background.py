@@ -145,6 +145,34 @@ def full_disk(*, occurrence: int = 0, lasts: bool = False) -> Fault:
     )
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+def test_an_interrupt_while_the_thread_is_started_loses_neither_the_save_nor_the_manager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_running: bool
+) -> None:
+    """It may come before the thread runs, and when it does and nobody can say so."""
+    job = build(tmp_path, background=True)
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "safepoint-save":
+            start(thread)
+            return
+        if is_running:
+            start(thread)
+            thread._started.clear()  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    train(job, 1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupted)
+        job.manager.save()
+    train(job, 2)
+    job.manager.save().wait(deadline_s=60)
+    job.manager.wait()
+    job.manager.close()
+    assert [one.step for one in sp.open_run(tmp_path).checkpoints()] == [2, 1]
+
+
 @pytest.mark.parametrize("ask", ["boundary", "wait", "close", "next save", "restore"])
 def test_the_failure_of_a_save_that_was_asked_for_is_raised_at_the_next_occasion(tmp_path: Path, ask: str) -> None:
     """Field reports B189, B190."""
@@ -203,9 +231,9 @@ def test_failures_on_schedule_are_told_twice_and_raised_at_the_third_in_a_row(tm
 
 def settle(job: Any) -> None:
     """Let the save in flight end without asking for its failure."""
-    thread = job.manager._saver._thread._thread
-    if thread is not None:
-        thread.join()
+    errand = job.manager._saver._thread._errand
+    if errand is not None:
+        assert errand.ended.wait(60)
 
 
 class Flaky:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -117,13 +118,16 @@ def test_an_interrupt_returns_to_the_loop_only_when_live_memory_is_read_no_more(
     assert torch.equal(weights["w"], torch.arange(size >> 2, dtype=torch.int32))
 
 
-def test_interrupts_are_raised_behind_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_a_first_interrupt_is_raised_behind_the_wait_and_a_second_gives_the_save_up(
+    monkeypatch: pytest.MonkeyPatch, interrupts: int
+) -> None:
     origin = LiveOrigin(form_of([], is_alone=True), [], Ring())
     waits: list[int] = []
 
     def wait(timeout: float | None = None) -> bool:
         waits.append(len(waits))
-        if len(waits) <= 2:
+        if len(waits) <= interrupts:
             raise KeyboardInterrupt
         origin.end()
         return True
@@ -131,7 +135,37 @@ def test_interrupts_are_raised_behind_the_wait(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(origin._is_read, "wait", wait)
     with pytest.raises(KeyboardInterrupt):
         origin.leave_boundary()
-    assert len(waits) == 3
+    assert len(waits) == 2
+    view = memoryview(bytearray(len(form_of([], is_alone=True).header)))
+    with nullcontext() if interrupts == 1 else pytest.raises(sp.TornSnapshotError, match="interrupted twice"):
+        origin.fill(view)
+
+
+def test_an_interrupt_while_a_thread_is_started_returns_only_when_live_memory_is_read_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just behind its start the thread runs and does not say so; a write past all counts would not be noticed."""
+    size = 80 << 20
+    weights = {"w": torch.arange(size >> 2, dtype=torch.int32)}
+    manager = sp.CheckpointManager(
+        tmp_path, {"weights": weights}, background=True, staging_memory=32 << 20, signals=None
+    )
+    manager.restore()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "safepoint-save":
+            thread._started.clear()  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupted)
+        manager.save()
+    weights["w"].data.zero_()
+    manager.close()
+    sp.open_run(tmp_path).load({"weights": weights})
+    assert torch.equal(weights["w"], torch.arange(size >> 2, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,9 @@ def test_what_writing_went_to_is_told_apart() -> None:
     world = FakeWorld()
     _, manager = start(world, SlowToSync(world))
     step(world, manager, 1.0)
-    handle = manager.save()
+    manager.save()
     (cost,) = manager.stats.saves
     assert (cost.copy_s, cost.digest_s, cost.storage_s) == (0.0, 0.0, 5.0)
-    assert handle.result is not None and handle.result.storage_s == 5.0
     manager.close()
 
 

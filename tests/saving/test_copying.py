@@ -58,6 +58,24 @@ def within(work: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
+def test_an_interrupt_while_the_second_thread_is_started_lets_go_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That thread may run: the next save has the image, and a byte that came late would be published damaged."""
+    case = Case()
+    made = case.copying()
+
+    def interrupted(work: Callable[[], object]) -> None:
+        left.append(work)
+        raise KeyboardInterrupt
+
+    left: list[Callable[[], object]] = []
+    monkeypatch.setattr(copying, "_started", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.leave_boundary()
+    before = bytes(case.image)
+    within(left[0])
+    assert bytes(case.image) == before
+
+
 def interrupt() -> None:
     raise KeyboardInterrupt
 

@@ -24,6 +24,7 @@ from safepoint.storage.reading import Foreseeing
 _MOST_BYTES = 512 << 20
 # What is asked for at a time: large enough that the interpreter is seldom needed, small enough to end soon.
 _STEP_BYTES = 16 << 20
+_PATIENCE_S = 1.0
 
 
 class Ahead:
@@ -55,7 +56,8 @@ class Ahead:
     ) -> None:
         self._is_over.set()
         if self._thread is not None:
-            self._thread.join()
+            # What went wrong is not to wait for a disk that may hang.
+            self._thread.join(None if error is None else _PATIENCE_S)
 
     def end(self) -> dict[str, int]:
         """Ask for no more, and return up to which byte the file was asked for, by its path."""

@@ -13,13 +13,13 @@ Spec: C11.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 from safepoint.contract import Reason
-from safepoint.errors import InternalError
+from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.plain import decode_plain, encode_plain
 from safepoint.restoring.apply import in_order
 from safepoint.restoring.arrival import Arrival, BoxKey
@@ -246,6 +246,10 @@ def _is_among(some: dict[str, Any], whole: dict[str, Any]) -> bool:
 def _first_difference(stored: Any, live: Any) -> tuple[str, str]:
     """Return what is expected and found at the first place where two trees differ, the former with its path."""
     # Two forms of one value are told apart by their own text.
-    for one in chain(differing_values(decode_plain(stored), decode_plain(live)), differing_values(stored, live)):
+    forms = [(stored, live)]
+    with suppress(CorruptionError):
+        # What was read here and cannot be decoded is no damage of the checkpoint.
+        forms.insert(0, (decode_plain(stored), decode_plain(live)))
+    for one in chain.from_iterable(differing_values(*pair) for pair in forms):
         return (f"{one.path[-_LONGEST_PATH:]}: {one.first}" if one.path else one.first), one.second
     raise InternalError("two trees differ and are equal at every place", found=str(live)[:_LONGEST_PATH])

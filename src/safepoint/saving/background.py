@@ -4,6 +4,8 @@
 2. A save in flight completes, however the program ends short of being killed: its thread is not a daemon.
 3. A save in flight is that of the process that began it: a child that is forked off meanwhile knows nothing of it.
 4. A failure is handed to the next `settle`; if nobody asks before the interpreter ends, the process exits non-zero.
+5. What is followed is the work, not its thread: an interrupt may come while a thread is started, and then nobody can
+   say whether it runs.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class SaveHandle:
         self.result: SaveResult | None = None
         self.error: BaseException | None = None
         self._is_begun = False
-        self._thread: threading.Thread | None = None
+        self._is_orphan: Callable[[], bool] = lambda: False
         self._staged = threading.Event()
         self._done = threading.Event()
 
@@ -65,9 +67,7 @@ class SaveHandle:
         """
         if self.deferred and not self._is_begun and not self.done:
             raise AbortedError("the save is made at a later boundary", found=self.deferred)
-        has_ended = self._thread is not None and not self._thread.is_alive()
-        if has_ended and not self.done:
-            # In a child the thread has ended without its work.
+        if not self.done and self._is_orphan():
             raise AbortedError("the save is that of the process that this one was forked from")
         if not self._done.wait(deadline_s):
             raise AbortedError("the save took longer than the wait allows; it goes on", expected=f"{deadline_s} s")
@@ -91,6 +91,23 @@ class SaveHandle:
             self._done.set()
 
 
+class _Errand:
+    """Do something once, in whichever thread comes first."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+        self._first = threading.Lock()
+        self.ended = threading.Event()
+
+    def __call__(self) -> None:
+        if not self._first.acquire(blocking=False):
+            return
+        try:
+            self._act()
+        finally:
+            self.ended.set()
+
+
 class BackgroundSaver:
     """Run the second half of saves in a thread of their own."""
 
@@ -98,14 +115,15 @@ class BackgroundSaver:
         self._ambient = ambient
         self._pid = ambient.pid()
         self._handle: SaveHandle | None = None
+        self._errand: _Errand | None = None
         self._thread: threading.Thread | None = None
         atexit.register(self._report_at_exit)
 
     def launch(self, handle: SaveHandle, work: Callable[[], SaveResult], then: Callable[[], None]) -> None:
         """Begin the second half of a save, and what follows it; the one before must have been settled.
 
-        Where no thread can be started (a limit of the system, the end of the interpreter), it is done before this
-        returns.
+        Where no thread can be started (a limit of the system, the end of the interpreter), or an interrupt comes
+        before one runs, it is done before this returns.
         """
         self._start(handle, functools.partial(_run, handle, work, then))
 
@@ -114,20 +132,25 @@ class BackgroundSaver:
         self._start(handle, functools.partial(tidy, handle, then))
 
     def _start(self, handle: SaveHandle, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name="safepoint-save", daemon=False)
-        # Before it is started: an interrupt may come once it runs, and the next save has to wait for it all the same.
-        self._handle, handle._thread, self._thread = handle, thread, thread
+        errand = _Errand(target)
+        thread = threading.Thread(target=errand, name="safepoint-save", daemon=False)
+        pid = self._ambient.pid()
+        handle._is_orphan = lambda: self._ambient.pid() != pid
         try:
+            self._handle, self._errand, self._thread = handle, errand, thread
             thread.start()
         except RuntimeError as exc:
-            handle._thread = self._thread = None
             _log.warning("a save could not have a thread of its own and is done at the boundary: %s", exc)
-            target()
+            errand()
+        except BaseException:
+            errand()
+            raise
 
     @property
     def is_busy(self) -> bool:
         """Return whether a save is in flight, or what follows it."""
-        return self._thread is not None and self._thread.is_alive()
+        self._leave_to_parent()
+        return self._errand is not None and not self._errand.ended.is_set()
 
     def settle(self, *, waits: bool, deadline_s: float | None = None) -> SaveHandle | None:
         """Return the save that has ended since the last call, once; None if there is none.
@@ -140,14 +163,14 @@ class BackgroundSaver:
             AbortedError: The save in flight took longer than the wait allows; it goes on.
         """
         self._leave_to_parent()
-        handle, thread = self._handle, self._thread
+        handle, errand, thread = self._handle, self._errand, self._thread
         if handle is None or not (waits or (handle.done and not handle.committed) or not self.is_busy):
             return None
-        if thread is not None:
-            thread.join(deadline_s)
-            if thread.is_alive():
-                raise AbortedError("the save in flight took longer than the wait allows", expected=f"{deadline_s} s")
-        self._handle = self._thread = None
+        if errand is not None and not errand.ended.wait(deadline_s):
+            raise AbortedError("the save in flight took longer than the wait allows", expected=f"{deadline_s} s")
+        if thread is not None and thread.is_alive():
+            thread.join()
+        self._handle = self._errand = self._thread = None
         return handle
 
     def close(self) -> None:
@@ -160,7 +183,7 @@ class BackgroundSaver:
         if pid == self._pid:
             return
         self._pid = pid
-        self._handle = self._thread = None
+        self._handle = self._errand = self._thread = None
 
     def _report_at_exit(self) -> None:
         handle = self.settle(waits=True)

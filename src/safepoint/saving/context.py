@@ -18,7 +18,7 @@ from safepoint.saving.form import FileForm, Forms
 from safepoint.saving.increment import Increment, Increments
 from safepoint.saving.pieces import ReplicaSums
 from safepoint.saving.plan import Plan, Planner
-from safepoint.saving.pour import Origin
+from safepoint.saving.pour import Origin, Spent
 from safepoint.saving.ring import Ring
 from safepoint.saving.stage import StagingBuffer
 from safepoint.storage.base import Durability, Storage
@@ -84,7 +84,7 @@ class StagedSave:
 
     `form` is that of the file that is written; `increment` says what lies in ancestors' files. `copying` is what live
     memory is still needed for, beside the training. `division` is there on the leader only; `noted` is the first entry
-    of the plain trees that ranks hold differently.
+    of the plain trees that ranks hold differently; `spent` is what writing goes to.
     """
 
     plan: Plan
@@ -98,6 +98,7 @@ class StagedSave:
     sums: tuple[ReplicaSums, ...]
     noted: str
     timings_s: dict[str, float]
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def generation(self) -> str:
@@ -110,9 +111,8 @@ class SaveResult:
     """Report a committed save: every sync was seen to succeed and the manifest was read back.
 
     `size_bytes` are those of what all ranks wrote, `referenced_bytes` of what they left where it lay. `timings_s` are
-    the seconds of the leader's phases. While this rank's file was written, the thread that makes it spent `copy_s`
-    until the bytes were there, `digest_s` on digests, and `storage_s` waiting for the storage. `durability` says what
-    it survives: ``process`` death, ``power`` loss, or loss of a disk (``replicated``).
+    the seconds of the leader's phases. `durability` says what it survives: ``process`` death, ``power`` loss, or loss
+    of a disk (``replicated``).
     """
 
     generation: str
@@ -121,9 +121,6 @@ class SaveResult:
     referenced_bytes: int
     durability: Durability
     timings_s: dict[str, float]
-    copy_s: float = 0.0
-    digest_s: float = 0.0
-    storage_s: float = 0.0
 
 
 class PhaseClock:

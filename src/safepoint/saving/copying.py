@@ -127,8 +127,8 @@ class Copying:
             TornSnapshotError: A tensor was written to since the boundary.
         """
         work = functools.partial(self._help, is_behind=False)
-        helper = _started(work) if self._is_large else None
         try:
+            helper = _started(work) if self._is_large else None
             work()
             if helper is not None:
                 helper.join()

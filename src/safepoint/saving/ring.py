@@ -9,7 +9,7 @@ import mmap
 import threading
 from collections.abc import Iterator, Sequence
 
-from safepoint.errors import InternalError
+from safepoint.errors import InternalError, TornSnapshotError
 from safepoint.saving.form import Entry, FileForm
 from safepoint.saving.transfer import transfer
 from safepoint.state.item import Divisible, Source
@@ -52,6 +52,7 @@ class LiveOrigin:
     def __init__(self, form: FileForm, sources: Sequence[Source], ring: Ring) -> None:
         self._ring = ring
         self._is_read = threading.Event()
+        self._is_given_up = False
         self._parts = _parts(form, sources)
         self._part = memoryview(form.header)
 
@@ -84,15 +85,20 @@ class LiveOrigin:
             # A tensor that was read to its end is looked at before its last bytes are handed on.
             while not self._part and (part := next(self._parts, None)) is not None:
                 self._part = part
+        if self._is_given_up:
+            raise TornSnapshotError(
+                "the training went on before its state was read: it was interrupted twice",
+                remedy="Nothing was published; older checkpoints are untouched.",
+            )
         if not self._part:
             self._is_read.set()
 
     def leave_boundary(self) -> None:
-        """Wait until all was read; an interrupt is raised after that."""
+        """Wait until all was read, and raise an interrupt after that; a second one at once, with the save given up."""
         self._wait()
 
     def settle(self) -> None:
-        """Wait until all was read; an interrupt is raised after that."""
+        """Wait until all was read; an interrupt is raised as `leave_boundary` raises it."""
         self._wait()
 
     def end(self) -> None:
@@ -104,7 +110,12 @@ class LiveOrigin:
         while not self._is_read.is_set():
             try:
                 self._is_read.wait()
-            except BaseException as exc:  # noqa: BLE001 (raised below: who catches it may change the state)
+            except BaseException as exc:
+                if interrupt is not None:
+                    # The storage may hang, and somebody wants to leave.
+                    self._is_given_up = True
+                    raise
+                # Raised below: who catches it may change the state.
                 interrupt = exc
         if interrupt is not None:
             raise interrupt

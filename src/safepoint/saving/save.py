@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from typing import NoReturn
 
@@ -165,7 +164,7 @@ def _finish(context: SaveContext, save: StagedSave, clock: PhaseClock) -> SaveRe
         raise
     if stored.index is not None:
         increments.note(stored.index, before, incarnation=context.claim.incarnation, is_full=save.increment.is_full)
-    return replace(result, **asdict(stored.spent))
+    return result
 
 
 def _name(context: SaveContext, step: int) -> str:
@@ -245,6 +244,7 @@ def _write(context: SaveContext, save: StagedSave) -> tuple[Stored, Exception | 
         save.place,
         save.increment,
         clock=context.ambient.monotonic,
+        spent=save.spent,
     )
     if context.group.world_size == 1:
         return explained(context, work), None

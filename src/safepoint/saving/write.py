@@ -39,7 +39,6 @@ class Stored:
     shares: dict[str, str] = field(default_factory=dict)
     index: Callable[[], Index] | None = None
     referenced_bytes: int = 0
-    spent: Spent = field(default_factory=Spent)
 
 
 def write(
@@ -51,6 +50,7 @@ def write(
     increment: Increment,
     *,
     clock: Callable[[], float],
+    spent: Spent,
 ) -> Stored:
     """Write this rank's data file and its index, sync both and their folder.
 
@@ -64,6 +64,7 @@ def write(
         place: Whose part this is.
         increment: What lies in ancestors' files.
         clock: The seconds of a clock that never goes back.
+        spent: What the time of the data file went to is added here.
 
     Raises:
         StorageError: Something could not be written or synced.
@@ -73,7 +74,6 @@ def write(
     """
     generation = place.generation
     data_path = generation_path(generation, data_name(place.rank, place.world_size))
-    spent = Spent()
     digests = pour(storage.create(data_path, size_bytes=form.size_bytes), form, origin, clock=clock, spent=spent)
     described = describe(form, digests, items, place, increment)
     text = described.text
@@ -83,7 +83,7 @@ def write(
     reference = ObjectReference(generation, name, len(text), digest_bytes(text))
     own, *ancestors = described.objects
     objects = (own, reference, *ancestors)
-    return Stored(objects, described.shares, described.record, increment.referenced_bytes, spent)
+    return Stored(objects, described.shares, described.record, increment.referenced_bytes)
 
 
 def discard(storage: Storage, place: Place) -> None:
