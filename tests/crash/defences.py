@@ -53,11 +53,12 @@ class Case:
         return ((self.old, self.new), *self.others)
 
     def check_matches(self) -> None:
-        """Check that each text stands there once, and that the tests are there."""
+        """Check that each text stands there once, that what is left is Python, and that the tests are there."""
         text = (ROOT / "src/safepoint" / self.file).read_text()
         for old, _ in self.replacements:
             found = text.count(old)
             assert found == 1, f"{self.name}: {old!r} stands {found} times in {self.file}"
+        compile(self.without(text), self.file, "exec")
         for test in self.tests:
             file, *_, function = test.split("::")
             heading = f"def {function.partition('[')[0]}("
@@ -65,13 +66,16 @@ class Case:
             files = (ROOT / file, ROOT / "src/safepoint/testing/storage.py")
             assert any(heading in path.read_text() for path in files), f"{self.name}: there is no {test}"
 
+    def without(self, text: str) -> str:
+        """Return a source without the defence."""
+        for old, new in self.replacements:
+            text = text.replace(old, new)
+        return text
+
     def switch_off(self, copy: Path) -> None:
         """Make the replacements in a copy."""
         path = copy / "src/safepoint" / self.file
-        text = path.read_text()
-        for old, new in self.replacements:
-            text = text.replace(old, new)
-        path.write_text(text)
+        path.write_text(self.without(path.read_text()))
 
     def switch_on(self, copy: Path) -> None:
         """Put the file back in a copy."""

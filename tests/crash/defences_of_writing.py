@@ -77,7 +77,7 @@ WRITING = (
         "joining/claim.py",
         ("    storage.sync_folder(INCARNATIONS)\n    return own"),
         "    return own",
-        ("tests/crash/test_every_crash_state.py::test_a_power_cut_leaves_a_usable_run[37]",),
+        ("tests/crash/test_every_crash_state.py::test_a_power_cut_leaves_a_usable_run[43]",),
     ),
     Case(
         "folder fsync",
@@ -286,7 +286,7 @@ WRITING = (
         "incarnation",
         "before a deletion",
         "retention/sweep.py",
-        "        stopped = stopped or _newer_start(storage, incarnation)\n",
+        "            stopped = stopped or _newer_start(storage, incarnation)\n",
         "",
         ("tests/retention/test_sweep.py::test_a_start_that_joins_during_a_sweep_ends_it_before_the_next_generation",),
     ),
@@ -297,7 +297,7 @@ WRITING = (
         "    newer = _newer_start(storage, incarnation)\n",
         '    newer = ""\n',
         ("tests/retention/test_sweep.py::test_a_newer_start_ends_the_sweep",),
-        (("        stopped = stopped or _newer_start(storage, incarnation)\n", ""),),
+        (("            stopped = stopped or _newer_start(storage, incarnation)\n", ""),),
     ),
     Case(
         "incarnation",
