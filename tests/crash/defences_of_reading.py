@@ -135,6 +135,14 @@ READING = (
     ),
     Case(
         "tiling",
+        "in a verification",
+        "restoring/boxes.py",
+        "        check_tiling(first.global_shape, [one.box for one in boxes], where=where)\n",
+        "",
+        ("tests/restoring/test_verify.py::test_a_tensor_of_which_one_rank_has_stored_no_part_is_found",),
+    ),
+    Case(
+        "tiling",
         "of rows by chunks",
         "format/index.py",
         "        if start != next_row or stop <= start or",
