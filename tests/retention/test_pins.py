@@ -42,6 +42,16 @@ class Interleaved(MemoryStorage):
         super().publish(path, data)
 
 
+def swept_before_the_pin() -> Interleaved:
+    """Return a storage of three checkpoints, which retention marks right before one of them is pinned."""
+    racing = Interleaved("pinned.json")
+    begin(racing)
+    for step in (1, 2, 3):
+        write_generation(racing, step, chain=CHAIN)
+    racing.happens = lambda: after_save(racing)
+    return racing
+
+
 def test_a_pinned_one_is_neither_marked_nor_deleted(storage: MemoryStorage) -> None:
     """Spec: C12.8."""
     save(storage, 1)
@@ -126,11 +136,7 @@ def test_a_pin_is_refused_where_a_mark_came_first() -> None:
 
     Spec: C12.8.
     """
-    racing = Interleaved("pinned.json")
-    begin(racing)
-    for step in (1, 2, 3):
-        write_generation(racing, step, chain=CHAIN)
-    racing.happens = lambda: after_save(racing)
+    racing = swept_before_the_pin()
     with pytest.raises(RequestError, match="marked for deletion"):
         pin("", 1, reason="too late", storage=racing)
     assert read_pin(racing, FIRST) is None
@@ -144,11 +150,7 @@ def test_a_pin_that_is_found_beside_a_mark_is_not_confirmed() -> None:
 
     Spec: C12.8.
     """
-    racing = Interleaved("pinned.json")
-    begin(racing)
-    for step in (1, 2, 3):
-        write_generation(racing, step, chain=CHAIN)
-    racing.happens = lambda: after_save(racing)
+    racing = swept_before_the_pin()
     with pytest.raises(SimulatedCrash):
         pin("", 1, reason="mine", storage=FaultyStorage(racing, FaultScript((DIES_AFTER_THE_PIN,))))
     assert read_pin(racing, FIRST) is not None

@@ -21,7 +21,7 @@ from safepoint.state.modules import ModuleItem
 from safepoint.state.optimizers import OptimizerItem
 from safepoint.state.registry import Registry
 from tests.state.test_boxes import rank_of
-from tests.state.test_memo import capture
+from tests.state.test_memo import fresh, remembered
 
 RANKS = 4
 
@@ -160,19 +160,15 @@ CHANGES: dict[str, Callable[[Run], None]] = {
 }
 
 
-def of(registry: Registry) -> dict[str, tuple[object, ...]]:
-    return {name: capture(item) for name, item in registry.items.items() if name != "rng"}
-
-
 @pytest.mark.parametrize("name", list(CHANGES))
 def test_a_change_shows_in_the_next_capture(name: str) -> None:
     run = Run()
     registry = run.registry()
-    of(registry)
+    remembered(registry)
 
     CHANGES[name](run)
 
-    assert of(registry) == of(run.registry())
+    assert remembered(registry) == fresh(run)
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 100))])
@@ -184,22 +180,22 @@ def test_captures_among_changes_of_any_order_are_those_of_a_first_capture(seed: 
     for _ in range(8):
         done.append(rng.choice(list(CHANGES)))
         CHANGES[done[-1]](run)
-        assert of(registry) == of(run.registry()), f"seed {seed}: {done}"
+        assert remembered(registry) == fresh(run), f"seed {seed}: {done}"
 
 
 def test_a_state_of_equal_facts_is_not_drafted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run()
     registry = run.registry()
-    first = of(registry)
+    first = remembered(registry)
 
     def fail(*ignored: object) -> None:
         raise AssertionError("drafted again")
 
     monkeypatch.setattr(ModuleItem, "_draft", fail)
     monkeypatch.setattr(OptimizerItem, "_draft", fail)
-    assert of(registry) == first
+    assert remembered(registry) == first
     run.step()
-    assert of(registry) != first
+    assert remembered(registry) != first
 
 
 def test_a_write_through_the_distributed_tensor_counts_from_the_boundary_that_was_seen_again() -> None:
