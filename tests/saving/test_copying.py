@@ -183,3 +183,25 @@ def test_memory_that_was_given_back_is_not_compared() -> None:
     storage.resize_(2 * storage.nbytes())
     made.settle()
     assert case.habits.lies_still == {("model", "a", (0,)): False, ("model", "b", (0,)): True}
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 16])
+def test_each_byte_is_copied_once_whoever_takes_how_many_parts(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """One thread takes parts from the front, one by one; who waits takes stretches of them from the back."""
+    monkeypatch.setattr(copying, "_MOST_PARTS", most)
+    moved: list[tuple[int, int]] = []
+    move = copying.move
+    monkeypatch.setattr(copying, "move", lambda to, of, size: (moved.append((to, size)), move(to, of, size)))
+    case = Case()
+    made = case.known()
+    for front in range(0, len(case.image), 4096):
+        moved.clear()
+        case.image[len(case.form.header) :] = bytes(len(case.image) - len(case.form.header))
+        made.advance(front)
+        within(made.settle)
+        made.advance(len(case.image))
+        for entry, tensor in zip(case.form.entries, case.tensors, strict=True):
+            assert case.image[entry.offset_bytes :][: entry.size_bytes] == tensor.numpy().tobytes()
+        assert sum(size for _to, size in moved) == sum(one.nbytes for one in case.tensors)
+        assert len({to for to, _size in moved}) == len(moved)
+        made = case.copying()

@@ -25,6 +25,8 @@ from safepoint.state.item import Held, Source, holding
 
 # What was just copied is digested while it is still in the processor's cache.
 _PART_BYTES = 1 << 20
+# Where somebody waits for it: two threads that come back to the interpreter more often hold each other up.
+_MOST_PARTS = 16
 _SAMPLE_BYTES = 64
 # From here on a second thread copies faster than it takes to start it.
 _LARGE_BYTES = 32 << 20
@@ -215,10 +217,10 @@ class Copying:
             if self._has_ended:
                 return
             if not self._is_taken[index] and (is_behind or not regions[index].is_behind):
-                self._copy(index)
+                self._copy(index, most=_MOST_PARTS)
 
-    def _copy(self, index: int) -> None:
-        """Copy a part, unless it is somebody's already."""
+    def _copy(self, index: int, *, most: int = 1) -> None:
+        """Copy a part, unless it is somebody's already, and with it so many in all of those before it in its box."""
         failure: BaseException | None = None
         is_ours = is_last = False
         try:
@@ -226,12 +228,16 @@ class Copying:
                 if self._has_ended or self._is_taken[index]:
                     return
                 region = self._of[index]
-                self._is_taken[index] = 1
+                first = index
+                while index - first + 1 < most and self._is_free(first - 1, region):
+                    first -= 1
+                count = index - first + 1
+                self._is_taken[first : index + 1] = b"\1" * count
                 self._in_flight += 1
                 is_ours = True
-            self._bring(region, self._starts[index])
+            self._bring(region, self._starts[first], count)
             with self._changed:
-                region.left -= 1
+                region.left -= count
                 is_last = not region.left
             if is_last:
                 self._check(region)
@@ -245,13 +251,16 @@ class Copying:
                 raise
         finally:
             if is_ours:
-                self._note(index, region, is_last=is_last, failure=failure)
+                self._note(first, count, region, is_last=is_last, failure=failure)
 
-    def _note(self, index: int, region: _Region, *, is_last: bool, failure: BaseException | None) -> None:
+    def _is_free(self, index: int, region: _Region) -> bool:
+        return index >= 0 and self._of[index] is region and not self._is_taken[index]
+
+    def _note(self, first: int, count: int, region: _Region, *, is_last: bool, failure: BaseException | None) -> None:
         told: list[Callable[[], object]] = []
         with self._changed:
             self._in_flight -= 1
-            self._is_copied[index] = 1
+            self._is_copied[first : first + count] = b"\1" * count
             self._left[region.is_behind] -= is_last
             if failure is not None:
                 self._failure, self._has_ended = self._failure or failure, True
@@ -263,13 +272,14 @@ class Copying:
         for tell in told:
             tell()
 
-    def _bring(self, region: _Region, begin: int) -> None:
+    def _bring(self, region: _Region, begin: int, count: int) -> None:
+        """Copy so many parts of a box, from where the first of them begins."""
         box_begin = region.entry.offset_bytes
         box_end = box_begin + region.size_bytes
         if region.held is None:
             region.source.copy_into(self._image[box_begin:box_end])
             return
-        size = min(_PART_BYTES, box_end - begin)
+        size = min(count * _PART_BYTES, box_end - begin)
         region.held.check(region.where)
         move(self._base + begin, region.held.address + begin - box_begin, size)
 
