@@ -29,8 +29,8 @@ from safepoint.restoring.validate import SavedState
 from safepoint.saving.capture import Snapshot, capture
 from safepoint.state.afterwards import Afterwards
 from safepoint.state.environment import describe
-from safepoint.state.item import Item
-from safepoint.state.placement import undisturbed_streams
+from safepoint.state.item import STREAMS_ITEM, Item
+from safepoint.state.randomness import GlobalRandomItem, RandomStreams
 from safepoint.state.registry import Registry
 
 # What one-cycle and cyclic schedules write into the groups of their optimizer.
@@ -163,16 +163,17 @@ class Circumstances:
             reasons=self._reasons(),
         )
 
-    def snapshot(self, *, metrics: Mapping[str, float], probe: object) -> Snapshot:
+    def snapshot(self, *, metrics: Mapping[str, float], probe: object, streams: RandomStreams) -> Snapshot:
         """Return everything that belongs to the boundary we stand on; the tensors still lie in live memory.
+
+        To tell their state, items may draw from the global random streams: `streams` are those of the boundary.
 
         Raises:
             RequestError: A value cannot be stored; named by its path.
         """
         progress = self._boundary.progress
-        with undisturbed_streams():
-            # A loader may make its iterator to tell its state, and draw for it.
-            items, conditions = capture(list(self._registry.items.values())), self.now()
+        captured = {**self._registry.items, STREAMS_ITEM: GlobalRandomItem(streams=streams)}
+        items, conditions = capture(list(captured.values())), self.now()
         self._warn_of(conditions.reasons)
         return Snapshot(
             progress=ProgressRecord(**{name: getattr(progress, name) for name in ProgressRecord.__struct_fields__}),
@@ -259,9 +260,9 @@ class Circumstances:
         if not self._boundary.progress.epoch_end_due:
             self._late |= self._moved_schedules()
 
-    def watch_afterwards(self, which: Afterwards | None = None) -> None:
+    def watch_afterwards(self, which: Afterwards | None = None, *, streams: RandomStreams | None = None) -> None:
         """Look from a save on at what moves before the next batch: a resumed run does not do it."""
-        (which or self.afterwards).watch(self._registry.objects)
+        (which or self.afterwards).watch(self._registry.objects, streams)
 
     def _check_counts(self, manifest: Manifest) -> None:
         for name, saved in manifest.conditions.counts.items():

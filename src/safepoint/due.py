@@ -23,8 +23,9 @@ from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.saving.capture import Snapshot
 from safepoint.state.afterwards import Afterwards
-from safepoint.state.placement import StreamPlacement
+from safepoint.state.placement import StreamPlacement, undisturbed_streams
 from safepoint.state.probe import Probe
+from safepoint.state.randomness import RandomStreams
 from safepoint.state.steps import StepMonitor
 from safepoint.stop import Stop
 
@@ -59,6 +60,8 @@ class DueSaves:
         self._stop = stop
         self._is_held = self._is_prepared = False
         self._afterwards = Afterwards(with_tensors=True)
+        # What the save at work has of the random streams.
+        self._streams: RandomStreams | None = None
         self.closes_epochs = self.saves_on_exception = False
         self.metrics: Mapping[str, float] = {}
         self.late: frozenset[str] = frozenset()
@@ -115,10 +118,11 @@ class DueSaves:
 
     def save(self, handle: SaveHandle) -> SaveHandle:
         """Save the boundary on which we stand."""
+        self._streams = None
         with collector_at_rest():
             self._saver.save(self._session(), self._snapshot, handle, on_agreed=self._show_totals)
         if self._boundary.is_within_epoch:
-            self._circumstances.watch_afterwards()
+            self._circumstances.watch_afterwards(streams=self._streams)
         return handle
 
     def end(self, *, is_joined: bool) -> None:
@@ -193,7 +197,9 @@ class DueSaves:
         self._check_nothing_is_late("a checkpoint is about to be made")
         self._monitor.check_not_moved(self._boundary.progress.step)
         numbers = None if self._probe is None else self._probe.measure()
-        taken = self._circumstances.snapshot(metrics=self.metrics, probe=numbers)
+        # A loader may make its iterator to tell its state, and draw for it.
+        with undisturbed_streams() as self._streams:
+            taken = self._circumstances.snapshot(metrics=self.metrics, probe=numbers, streams=self._streams)
         return replace(taken, owned=self._monitor.owned())
 
     def _show_totals(self, snapshot: Snapshot) -> None:

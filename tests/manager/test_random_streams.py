@@ -15,6 +15,7 @@ import torch
 import safepoint as sp
 from safepoint.data import ResumableLoader
 from safepoint.format.stencil import encode_text
+from safepoint.state.randomness import GlobalRandomItem, RandomStreams
 from tests.manager.jobs import build, streams, train
 
 
@@ -36,6 +37,30 @@ def test_the_global_streams_are_captured_without_being_asked(tmp_path: Path) -> 
         manager.restore()
         assert [random.random(), float(np.random.rand()), torch.rand(3).tolist()] == expected
         manager.close()
+
+
+class Drawing:
+    """An object that draws from every global stream to tell its state."""
+
+    def state_dict(self) -> dict[str, int]:
+        random.random()
+        np.random.rand()
+        torch.rand(1)
+        return {"n": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        return None
+
+
+def test_streams_are_saved_and_left_as_they_were_before_any_item_told_its_state(tmp_path: Path) -> None:
+    manager = manager_of(tmp_path, drawing=Drawing(), loop={"n": 1})
+    before = RandomStreams.snapshot()
+    manager.save()
+    assert before.moved() == []
+    stored = GlobalRandomItem(streams=before).capture()
+    (index,) = tmp_path.glob("generations/*/rank-*.json")
+    assert json.loads(index.read_bytes())["items"]["rng"]["plain"] == json.loads(stored.tree)
+    manager.close()
 
 
 def test_streams_are_stored_as_plain_text_that_any_reader_decodes(tmp_path: Path) -> None:
@@ -61,19 +86,21 @@ def test_a_stream_under_another_name_is_an_error(tmp_path: Path) -> None:
     manager.close()
 
 
-def test_streams_of_devices_that_are_gone_are_a_reason_with_both_counts(tmp_path: Path) -> None:
+def test_streams_of_devices_that_are_gone_are_a_reason_with_both_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint of a machine with two accelerators on one that has none. Field report B174."""
     manager = manager_of(tmp_path, loop={"n": 1})
-    streams_item = manager._registry.items["rng"]
-    capture = streams_item.capture
+    capture = GlobalRandomItem.capture
 
-    def of_two_devices() -> object:
-        captured = capture()
+    def of_two_devices(item: GlobalRandomItem) -> object:
+        captured = capture(item)
         plain: Any = captured.plain
         return dataclasses.replace(captured, tree=encode_text({**plain, "cuda": [b"1", b"2"]}))
 
-    streams_item.capture = of_two_devices  # type: ignore[assignment, method-assign]
-    manager.save()
+    with monkeypatch.context() as patched:
+        patched.setattr(GlobalRandomItem, "capture", of_two_devices)
+        manager.save()
     manager.close()
 
     manager = manager_of(tmp_path, loop={})

@@ -69,7 +69,7 @@ def read_back(
     arrivals: Mapping[BoxKey, Arrival],
     is_split: bool = False,
     is_full: bool = False,
-    undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
+    undisturbed: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> ReadBack:
     """Capture the live state again and compare it with what was saved.
 

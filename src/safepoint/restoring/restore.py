@@ -72,7 +72,7 @@ class RestoreContext:
     probe: Probe | None = None
     # Whether the live objects are captured again and compared; "full" for every byte of them.
     reads_back: bool | Literal["full"] = True
-    undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext
+    undisturbed: Callable[[], AbstractContextManager[object]] = nullcontext
     ranks: Ranks = field(default_factory=Ranks)
     own: frozenset[str] = frozenset()
     ahead: Ahead | None = None

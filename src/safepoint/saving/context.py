@@ -24,6 +24,20 @@ from safepoint.saving.stage import StagingBuffer
 from safepoint.storage.base import Durability, Storage
 
 
+class Attempts:
+    """Remember the highest step at which the newest incarnation attempted a save."""
+
+    def __init__(self) -> None:
+        self._incarnation, self._highest = 0, -1
+
+    def begin(self, incarnation: int, step: int) -> bool:
+        """Note an attempt, and return whether it is at a step beyond all that this incarnation attempted before."""
+        is_beyond = incarnation > self._incarnation or (incarnation == self._incarnation and step > self._highest)
+        if is_beyond:
+            self._incarnation, self._highest = incarnation, step
+        return is_beyond
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """Keep what saves use one after the other: memory, what the last one's file looked like, and what it stored.
@@ -37,6 +51,7 @@ class Workspace:
     buffer: StagingBuffer = field(default_factory=StagingBuffer)
     habits: Habits = field(default_factory=Habits)
     increments: Increments = field(default_factory=Increments)
+    attempts: Attempts = field(default_factory=Attempts)
 
 
 @dataclass(frozen=True, slots=True)

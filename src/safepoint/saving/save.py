@@ -171,7 +171,9 @@ def _name(context: SaveContext, step: int) -> str:
     """Return a name that no attempt has had."""
     incarnation = context.claim.incarnation
     entropy = context.ambient.token(_ENTROPY_BYTES)
-    nonce = next_nonce(list_generations(context.storage), step=step, incarnation=incarnation, entropy=entropy)
+    # Folders of our number are made by this manager alone, so a step beyond all its attempts has none.
+    existing = [] if context.workspace.attempts.begin(incarnation, step) else list_generations(context.storage)
+    nonce = next_nonce(existing, step=step, incarnation=incarnation, entropy=entropy)
     return str(GenerationName(step, incarnation, nonce))
 
 

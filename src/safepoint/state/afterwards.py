@@ -28,9 +28,14 @@ class Afterwards:
         self._versions: dict[str, tuple[torch.nn.Module, list[int | None]]] = {}
         self.reasons: dict[str, str] = {}
 
-    def watch(self, objects: Mapping[str, object]) -> None:
-        """Begin to look, directly after a save."""
-        self._streams = RandomStreams.snapshot()
+    def watch(self, objects: Mapping[str, object], streams: RandomStreams | None = None) -> None:
+        """Begin to look, directly after a save.
+
+        Args:
+            objects: The registered objects.
+            streams: What was saved of the random streams; as they are now if absent.
+        """
+        self._streams = streams or RandomStreams.snapshot()
         modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
         self._versions = {name: (one, _versions(one)) for name, one in modules.items() if self._with_tensors}
 

@@ -22,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def undisturbed_streams() -> Iterator[None]:
-    """Put the random streams back after a block that may draw."""
+def undisturbed_streams() -> Iterator[RandomStreams]:
+    """Put the random streams back after a block that may draw; it is given what they are."""
     streams = RandomStreams.snapshot()
     try:
-        yield
+        yield streams
     finally:
         if streams.moved():
             streams.put_back()

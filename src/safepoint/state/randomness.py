@@ -65,12 +65,18 @@ class RandomStreams:
 
 
 class GlobalRandomItem:
-    """Capture and restore the global streams; a checkpoint has them without being asked."""
+    """Capture and restore the global streams; a checkpoint has them without being asked.
+
+    Args:
+        name: The item's name.
+        streams: What is captured; the streams as they are at each capture if absent.
+    """
 
     type = "global_random"
 
-    def __init__(self, name: str = STREAMS_ITEM) -> None:
+    def __init__(self, name: str = STREAMS_ITEM, *, streams: RandomStreams | None = None) -> None:
         self._name = name
+        self._streams = streams
 
     @property
     def name(self) -> str:
@@ -79,7 +85,8 @@ class GlobalRandomItem:
 
     def capture(self) -> CapturedItem:
         """Return the states of all global streams."""
-        return CapturedItem(self.type, encode_text(dict(RandomStreams.snapshot().states), path=self.name))
+        streams = self._streams or RandomStreams.snapshot()
+        return CapturedItem(self.type, encode_text(dict(streams.states), path=self.name))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return a difference for each kind of device whose number of streams is not the same."""
