@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +29,9 @@ MAX_NESTING = 256
 RECORD_LIMIT_BYTES = 1 << 20
 MANIFEST_LIMIT_BYTES = 1 << 26
 INDEX_LIMIT_BYTES = 1 << 30
+
+# A text of JSON holds this character only behind a backslash and as digits.
+PLACE = "\0"
 
 _PREFIX = b'{"digest":"'
 _HEAD = len(_PREFIX) + HEX_LENGTH
@@ -59,9 +63,37 @@ def encode_sealed(record: msgspec.Struct) -> bytes:
     try:
         return msgspec.json.format(msgspec.json.encode(record), indent=1)
     except UnicodeEncodeError as exc:
-        raise RequestError(
-            f"a {type(record).__name__} cannot be written", expected="Unicode text", found=ascii(exc.object[:80])
-        ) from exc
+        raise _no_unicode(type(record).__name__, exc) from exc
+
+
+def encode_each(texts: Sequence[str]) -> list[str]:
+    """Return each text as a record has it.
+
+    Raises:
+        RequestError: As `seal` does.
+    """
+    try:
+        lines = msgspec.json.Encoder().encode_lines(texts)
+    except UnicodeEncodeError as exc:
+        raise _no_unicode("text", exc) from exc
+    # Within a text of JSON the end of a line is written with a backslash.
+    return lines.decode("utf-8").split("\n")[:-1]
+
+
+class TextWithPlaces:
+    """Hold a part of a JSON text in which `PLACE` stands for what is put there later."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, text: str) -> None:
+        self._pieces = text.split(PLACE)
+
+    def fill(self, texts: Sequence[str]) -> bytes:
+        """Return the text, given those for its places."""
+        whole = [""] * (2 * len(self._pieces) - 1)
+        whole[::2] = self._pieces
+        whole[1::2] = texts
+        return "".join(whole).encode("utf-8")
 
 
 def seal_text(text: bytes) -> bytes:
@@ -196,6 +228,10 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]} is out of range")
     return number
+
+
+def _no_unicode(what: str, exc: UnicodeEncodeError) -> RequestError:
+    return RequestError(f"a {what} cannot be written", expected="Unicode text", found=ascii(exc.object[:80]))
 
 
 def _corrupt(where: str, expected: str, found: str) -> CorruptionError:

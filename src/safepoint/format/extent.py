@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -26,6 +27,34 @@ class Box(msgspec.Struct, frozen=True):
 
     offset: Shape
     shape: Shape
+
+
+class BoxLike(Protocol):
+    """Be a box of a tensor by name."""
+
+    @property
+    def item(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def global_shape(self) -> Shape: ...
+    @property
+    def offset(self) -> Shape: ...
+    @property
+    def shape(self) -> Shape: ...
+
+
+class ChunkLike(Protocol):
+    """Be a range of rows of a box that lies in a file."""
+
+    @property
+    def rows(self) -> tuple[int, int]: ...
+    @property
+    def offset_bytes(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
 
 
 def element_count(shape: Sequence[int]) -> int:

@@ -116,6 +116,9 @@ def entry_keys(boxes: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[str]:
     Spec: F3.3.
     """
     listed = list(boxes)
+    plain = [f"{item}/{name}" for item, name, _ in listed]
+    if len(set(plain)) == len(plain):
+        return plain
     counts: dict[tuple[str, str], int] = {}
     for item, name, _ in listed:
         counts[item, name] = counts.get((item, name), 0) + 1

@@ -8,31 +8,56 @@ Spec: F2, F3.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from operator import attrgetter
 
 import msgspec
 
-from safepoint.format.encoding import encode_sealed, seal_text
-from safepoint.format.index import Index, Tensor
+from safepoint.format.encoding import PLACE, TextWithPlaces, encode_each, encode_sealed, seal_text
+from safepoint.format.extent import BoxLike, ChunkLike, Shape
+from safepoint.format.index import Chunk, Index, Tensor
 
-# A quotation mark within a string is written with a backslash, so no name can look like the first of these.
-_ABSENT, _PLACE = '"digest": ""', '"digest": "%s"'
+# Where the texts of two boxes of a kind differ; like `PLACE`, no text of JSON holds this character.
+_OWN = "\1"
+# A quotation mark within a string is written with a backslash, so no name can look like one of these.
+_OPENED = (
+    ('"name": ""', f'"name": {_OWN}'),
+    ('"offset_bytes": 0', f'"offset_bytes": {_OWN}'),
+    ('"digest": ""', f'"digest": "{PLACE}"'),
+)
+_Kind = tuple[str, str, Shape, Shape, Shape]
+_KIND = attrgetter("item", "dtype", "global_shape", "offset", "shape")
+_SIZE = attrgetter("rows", "size_bytes")
+# What stands before and behind the boxes.
+_HEAD_LINES, _TAIL_LINES = 2, 2
 _NO_TENSORS = b'"tensors": []\n}'
 
 
 class _Boxes(msgspec.Struct):
-    tensors: Sequence[Tensor]
+    tensors: tuple[Tensor, ...]
 
 
 class IndexText:
-    """Hold the text of an index's boxes, whose chunks state an empty text as their digest."""
+    """Hold the text of an index's boxes, with places for the digests of their chunks.
 
-    __slots__ = ("_template",)
+    Args:
+        boxes: The boxes, in the order of the index.
+        chunks: Those of each box; all lie in the first object that the index lists.
+    """
 
-    def __init__(self, boxes: Sequence[Tensor]) -> None:
-        text = encode_sealed(_Boxes(boxes)).decode("utf-8").replace("%", "%%")
-        # Without the brace in front and its line.
-        self._template = text[2:].lstrip().replace(_ABSENT, _PLACE)
+    __slots__ = ("_text",)
+
+    def __init__(self, boxes: Sequence[BoxLike], chunks: Sequence[Sequence[ChunkLike]]) -> None:
+        # Boxes that differ in their names and places alone have texts that do.
+        described = functools.cache(_described)
+        texts = []
+        for name, box, own in zip(encode_each([box.name for box in boxes]), boxes, chunks, strict=True):
+            head, *middle, tail = described(_KIND(box), tuple(map(_SIZE, own)))
+            begins = [f"{text}{chunk.offset_bytes}" for text, chunk in zip(middle, own, strict=True)]
+            texts.append(f"{head}{name}{''.join(begins)}{tail}")
+        listed = ",\n".join(texts)
+        self._text = TextWithPlaces(f'"tensors": [\n{listed}\n ]\n}}' if texts else _NO_TENSORS.decode("ascii"))
 
     def seal(self, index: Index, digests: Sequence[str]) -> bytes:
         """Return the text of an index of these boxes.
@@ -48,4 +73,16 @@ class IndexText:
         """
         head = encode_sealed(index)
         assert head.endswith(_NO_TENSORS)
-        return seal_text(head[: -len(_NO_TENSORS)] + (self._template % tuple(digests)).encode("utf-8"))
+        return seal_text(head[: -len(_NO_TENSORS)] + self._text.fill(digests))
+
+
+def _described(kind: _Kind, sizes: tuple[tuple[tuple[int, int], int], ...]) -> list[str]:
+    """Return the text of a box around its name and the places of its chunks."""
+    item, dtype, global_shape, offset, shape = kind
+    unplaced = tuple(Chunk(rows, 0, 0, size_bytes, "") for rows, size_bytes in sizes)
+    whole = _Boxes((Tensor(item, "", dtype, global_shape, offset, shape, unplaced),))
+    lines = encode_sealed(whole).decode("utf-8").split("\n")
+    text = "\n".join(lines[_HEAD_LINES:-_TAIL_LINES])
+    for empty, open_text in _OPENED:
+        text = text.replace(empty, open_text)
+    return text.split(_OWN)

@@ -8,12 +8,15 @@ Spec: F7.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from safepoint.format.digest import HEX_LENGTH, digest_bytes
+from safepoint.format.encoding import PLACE, TextWithPlaces, encode_each
+from safepoint.format.extent import BoxLike, Shape
 from safepoint.format.index import IndexedItem, Tensor
 
 _MODULUS = 1 << (4 * HEX_LENGTH)
@@ -25,7 +28,8 @@ def item_digest(item: IndexedItem, tensors: Iterable[Tensor]) -> str:
     Spec: F7.3.
     """
     ordered = sorted(tensors, key=lambda tensor: tensor.name)
-    return ItemText(ordered).digest(item, [chunk.digest for tensor in ordered for chunk in tensor.chunks])
+    text = ItemText(ordered, [len(tensor.chunks) for tensor in ordered])
+    return text.digest(item, [chunk.digest for tensor in ordered for chunk in tensor.chunks])
 
 
 class ItemText:
@@ -34,18 +38,20 @@ class ItemText:
     It is the same from save to save while the same boxes are stored.
 
     Args:
-        tensors: The item's tensors by name; the digests of their chunks do not count.
+        boxes: The item's boxes by name.
+        counts: How many chunks each of them has.
     """
 
-    __slots__ = ("_template",)
+    __slots__ = ("_text",)
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        lines = []
-        for tensor in tensors:
-            head = msgspec.json.encode([tensor.name, tensor.dtype, tensor.shape])[:-1].decode("utf-8")
-            places = ",".join(['"%s"'] * len(tensor.chunks))
-            lines.append(f"{head.replace('%', '%%')},[{places}]]")
-        self._template = "\n".join(lines)
+    def __init__(self, boxes: Sequence[BoxLike], counts: Sequence[int]) -> None:
+        described = functools.cache(_described)
+        names = encode_each([box.name for box in boxes])
+        lines = [
+            f"[{name},{described(box.dtype, box.shape, count)}"
+            for name, box, count in zip(names, boxes, counts, strict=True)
+        ]
+        self._text = TextWithPlaces("\n".join(lines)) if lines else None
 
     def digest(self, item: IndexedItem, digests: Sequence[str]) -> str:
         """Return the digest of the item with these tensors.
@@ -57,8 +63,8 @@ class ItemText:
         Spec: F7.3.
         """
         parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain)]
-        if self._template:
-            parts.append((self._template % tuple(digests)).encode("utf-8"))
+        if self._text is not None:
+            parts.append(self._text.fill(digests))
         return digest_bytes(b"\n".join(parts))
 
 
@@ -93,3 +99,10 @@ def add_digests(digests: Iterable[str]) -> str:
     """Return the sum of digests as numbers, modulo 2^128: the same in whatever order they come; zeros for none."""
     total = sum(int(digest, 16) for digest in digests) % _MODULUS
     return f"{total:0{HEX_LENGTH}x}"
+
+
+def _described(dtype: str, shape: Shape, count: int) -> str:
+    """Return the text of a box behind its name, with places for the digests of so many chunks."""
+    head = msgspec.json.encode([dtype, shape])[1:-1].decode("utf-8")
+    places = ",".join([f'"{PLACE}"'] * count)
+    return f"{head},[{places}]]"

@@ -11,8 +11,10 @@ Spec: C2, C5.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import msgspec
 import numpy
@@ -102,20 +104,20 @@ def divide_alone(layout: Layout) -> tuple[Division, RankPart]:
         AbortedError: As `divide` does.
     """
     boxes = layout.boxes
-    names = {(box.item, box.name) for box in boxes}
-    if len(names) < len(boxes) or any(box.is_part or any(box.offset) for box in boxes):
+    names = set(map(attrgetter("item", "name"), boxes))
+    offsets = set(map(attrgetter("offset"), boxes))
+    are_whole = list(map(attrgetter("shape"), boxes)) == list(map(attrgetter("global_shape"), boxes))
+    if len(names) < len(boxes) or not are_whole or any(map(any, offsets)):
         division = divide([columns_of(layout)], frozenset())
         part = decode_part(division.parts[0], layout, where="rank 0")
         return replace(division, digests=(boxes_digest(written(layout, part)),)), part
     # Each box is a tensor of its own, and whole: there is nothing to be proven.
-    counts: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    for box in boxes:
-        counts[box.item] = counts.get(box.item, 0) + 1
-        sizes[box.item] = sizes.get(box.item, 0) + box.size_bytes
+    counts, sizes = Counter(map(attrgetter("item"), boxes)), Counter[str]()
+    for (item, dtype, shape), count in Counter(map(attrgetter("item", "dtype", "shape"), boxes)).items():
+        sizes[item] += count * element_count(shape) * DTYPES[dtype].size_bytes
     message = msgspec.msgpack.encode(PartMessage(((0, len(boxes)),) if boxes else (), (), ()))
     shares = tuple(Share(number, 0, box.row_count) for number, box in enumerate(boxes))
-    division = Division((message,), (boxes_digest(boxes),), (), (), frozenset(), counts, sizes)
+    division = Division((message,), (boxes_digest(boxes),), (), (), frozenset(), dict(counts), dict(sizes))
     return division, RankPart(shares)
 
 

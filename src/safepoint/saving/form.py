@@ -7,23 +7,27 @@ Spec: F3.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
-from safepoint.format.extent import Shape, split_rows
-from safepoint.format.index import Chunk, Tensor, entry_keys
+from safepoint.format.extent import Shape, element_count, split_rows
+from safepoint.format.index import entry_keys
 from safepoint.saving.layout import LayoutBox, cut_digest
 from safepoint.saving.wording import Wording
 
 ALIGNMENT_BYTES = 4096
+_KEYED = attrgetter("item", "name", "offset")
+_NAMED = attrgetter("item", "name", "dtype", "global_shape", "offset", "shape")
 
 
-class ChunkForm(msgspec.Struct, frozen=True):
+class ChunkForm(msgspec.Struct, frozen=True, gc=False):
     """Say which rows of its box a chunk holds, and where it lies in the file."""
 
     rows: tuple[int, int]
@@ -31,7 +35,7 @@ class ChunkForm(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """Say where a box lies in the file; `number` is its place among the boxes that the form was made of."""
 
     number: int
@@ -83,17 +87,21 @@ def form_of(boxes: Sequence[LayoutBox], *, is_alone: bool) -> FileForm:
 
     Spec: F3.
     """
-    ordered = sorted(enumerate(boxes), key=lambda pair: _order(pair[1]))
-    in_file = [box for _, box in ordered]
+    numbers = _order(boxes)
+    in_file = [boxes[number] for number in numbers]
     header = encode_header(in_file)
+    # Most tensors of a model and of its optimizer have one of a few types and shapes.
+    cut = functools.cache(_cut)
     entries, end = [], len(header)
-    for number, box in ordered:
-        size_bytes = box.size_bytes
-        entries.append(Entry(number, box, end, size_bytes, _chunks(box, end)))
+    for number, box in zip(numbers, in_file, strict=True):
+        size_bytes, parts = cut(box.dtype, box.shape)
+        chunks = tuple([ChunkForm(rows, end + begin, length) for rows, begin, length in parts])
+        entries.append(Entry(number, box, end, size_bytes, chunks))
         end += size_bytes
     layout = _digest_in_order(in_file) if is_alone else cut_digest(boxes)
-    sizes = (chunk.size_bytes for entry in entries for chunk in entry.chunks)
-    wording = Wording([_unsigned(entry) for entry in entries]) if is_alone else None
+    chunks_of = [entry.chunks for entry in entries]
+    sizes = (chunk.size_bytes for chunks in chunks_of for chunk in chunks)
+    wording = Wording(in_file, chunks_of) if is_alone else None
     return FileForm(header, tuple(entries), (len(header), *sizes), end, layout, wording)
 
 
@@ -106,24 +114,18 @@ def encode_header(boxes: Sequence[LayoutBox], *, rows: Sequence[int] | None = No
 
     Spec: F3.
     """
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    keys = entry_keys((box.item, box.name, box.offset) for box in boxes)
-    start = 0
+    keys = entry_keys(map(_KEYED, boxes))
     counts = rows or [box.row_count for box in boxes]
-    for key, box, count in zip(keys, boxes, counts, strict=True):
-        row_bytes, has_bytes = box.row_bytes, box.size_bytes > 0
-        if has_bytes and not count:
-            continue
-        dtype = DTYPES[box.dtype]
-        shape = [count, *box.shape[1:]] if has_bytes and box.shape else list(box.shape)
-        if dtype.safetensors is None:
-            shape.append(dtype.size_bytes)
-        end = start + count * row_bytes
-        entries[key] = {"dtype": dtype.safetensors or "U8", "shape": shape, "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode("ascii")
-    padding = -(8 + len(text)) % ALIGNMENT_BYTES
-    return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
+    described = functools.cache(_described)
+    lines, start = ['"__metadata__":{"format":"pt"}'], 0
+    for key, box, count in zip(_as_json(keys), boxes, counts, strict=True):
+        size_bytes, description = described(box.dtype, box.shape, count)
+        if description:
+            lines.append(f'{key}:{{{description},"data_offsets":[{start},{start + size_bytes}]}}')
+            start += size_bytes
+    whole = f"{{{','.join(lines)}}}".encode("ascii")
+    padding = -(8 + len(whole)) % ALIGNMENT_BYTES
+    return (len(whole) + padding).to_bytes(8, "little") + whole + b" " * padding
 
 
 def boxes_digest(boxes: Sequence[LayoutBox]) -> str:
@@ -133,28 +135,42 @@ def boxes_digest(boxes: Sequence[LayoutBox]) -> str:
 
     Spec: C4.
     """
-    return _digest_in_order(sorted(boxes, key=_order))
+    return _digest_in_order([boxes[number] for number in _order(boxes)])
 
 
 def _digest_in_order(boxes: Sequence[LayoutBox]) -> str:
-    rows = [[box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape] for box in boxes]
-    return digest_bytes(msgspec.json.encode(rows))
+    return digest_bytes(msgspec.json.encode(list(map(_NAMED, boxes))))
 
 
-def _unsigned(entry: Entry) -> Tensor:
-    """Return what an index says of an entry, but for the digests."""
-    box = entry.box
-    chunks = tuple(Chunk(chunk.rows, 0, chunk.offset_bytes, chunk.size_bytes, "") for chunk in entry.chunks)
-    return Tensor(box.item, box.name, box.dtype, box.global_shape, box.offset, box.shape, chunks)
+def _order(boxes: Sequence[LayoutBox]) -> list[int]:
+    """Return the numbers of boxes in the order in which their file holds them."""
+    ranks = {dtype: -DTYPES[dtype].size_bytes for dtype in {box.dtype for box in boxes}}
+    keys = [(ranks[box.dtype], box.item, box.name, box.offset) for box in boxes]
+    return sorted(range(len(boxes)), key=keys.__getitem__)
 
 
-def _order(box: LayoutBox) -> tuple[int, str, str, Shape]:
-    return (-DTYPES[box.dtype].size_bytes, box.item, box.name, box.offset)
+def _as_json(keys: Sequence[str]) -> list[str]:
+    # Within a text of JSON the end of a line is written with a backslash.
+    listed = json.dumps(keys, separators=("\n", ":"), ensure_ascii=True)[1:-1]
+    return listed.split("\n") if keys else []
 
 
-def _chunks(box: LayoutBox, begin: int) -> tuple[ChunkForm, ...]:
-    row_bytes = box.row_bytes
-    return tuple(
-        ChunkForm((start, stop), begin + start * row_bytes, (stop - start) * row_bytes)
-        for start, stop in split_rows(box.shape, DTYPES[box.dtype].size_bytes)
-    )
+def _described(dtype: str, shape: Shape, count: int) -> tuple[int, str]:
+    """Return the size of so many rows of a box, and what a header says of them; nothing where it does not list them."""
+    kind, has_bytes = DTYPES[dtype], element_count(shape) > 0
+    if has_bytes and not count:
+        return 0, ""
+    lengths = [count, *shape[1:]] if has_bytes and shape else list(shape)
+    if kind.safetensors is None:
+        lengths.append(kind.size_bytes)
+    size_bytes = count * element_count(shape[1:]) * kind.size_bytes
+    return size_bytes, f'"dtype":"{kind.safetensors or "U8"}","shape":[{",".join(map(str, lengths))}]'
+
+
+def _cut(dtype: str, shape: Shape) -> tuple[int, list[tuple[tuple[int, int], int, int]]]:
+    """Return the size of a box, and of each of its chunks the rows, where it begins in the box, and its size."""
+    item_bytes = DTYPES[dtype].size_bytes
+    row_bytes = element_count(shape[1:]) * item_bytes
+    ranges = split_rows(shape, item_bytes)
+    parts = [((start, stop), start * row_bytes, (stop - start) * row_bytes) for start, stop in ranges]
+    return element_count(shape) * item_bytes, parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Protocol
+from operator import attrgetter
 
 import msgspec
 import numpy
@@ -18,29 +18,14 @@ import numpy.typing
 from safepoint.format.columns import WIDE, Columns, Frame, HeldTensor, Table, columns_from, table_digest
 from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
-from safepoint.format.extent import Shape, element_count
+from safepoint.format.extent import BoxLike, Shape, element_count
 from safepoint.state.item import CapturedTensor, TensorSpec
 from safepoint.state.snapshot import SnapshotItem
 
-
-class BoxLike(Protocol):
-    """Be a box of a tensor by name."""
-
-    @property
-    def item(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def global_shape(self) -> Shape: ...
-    @property
-    def offset(self) -> Shape: ...
-    @property
-    def shape(self) -> Shape: ...
+_KEYED = attrgetter("item", "name", "offset")
 
 
-class LayoutBox(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class LayoutBox(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Name one box that a rank holds; `is_leaders` as in `CapturedTensor`."""
 
     item: str
@@ -96,9 +81,7 @@ class Layouts:
                 for item, specs in held
                 for spec, is_leaders in specs
             ]
-            self._order = sorted(
-                range(len(boxes)), key=lambda place: (boxes[place].item, boxes[place].name, boxes[place].offset)
-            )
+            self._order = sorted(range(len(boxes)), key=list(map(_KEYED, boxes)).__getitem__)
             self._layout, self._held = Layout(tuple(boxes[place] for place in self._order)), held
         tensors = [tensor for item in items for tensor in item.tensors]
         return self._layout, tuple(tensors[place] for place in self._order)
@@ -132,7 +115,7 @@ def cut_digest(boxes: Iterable[BoxLike]) -> str:
 
     Spec: C4.
     """
-    ordered = sorted(boxes, key=lambda box: (box.item, box.name, box.offset))
+    ordered = sorted(boxes, key=_KEYED)
     tensors = tuple(HeldTensor(box.item, box.name, box.dtype, box.global_shape) for box in ordered)
     return table_digest(digest_bytes(msgspec.msgpack.encode(tensors)), _table(ordered))
 

@@ -17,7 +17,7 @@ from safepoint.saving.layout import Layout, LayoutBox
 Numbers = numpy.typing.NDArray[numpy.integer]
 
 
-class Share(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Share(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Name what a rank writes of a box that it holds: a half-open range of the rows of that box of its layout."""
 
     box: int

@@ -6,9 +6,10 @@ Spec: F3, F7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
-from safepoint.format.index import Index, IndexedItem, Tensor
+from safepoint.format.extent import BoxLike, ChunkLike
+from safepoint.format.index import Index, IndexedItem
 from safepoint.format.index_text import IndexText
 from safepoint.format.state_digest import ItemText
 
@@ -17,24 +18,25 @@ class Wording:
     """Hold the texts of a file's boxes, for as long as it holds the same ones.
 
     Args:
-        tensors: What the index says of the boxes, in its order; the chunks state an empty text as their digest.
+        boxes: The boxes, in the order of the index.
+        chunks: Those of each box.
     """
 
     __slots__ = ("_index", "_items")
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._index = IndexText(tensors)
-        ends = list(accumulate(len(tensor.chunks) for tensor in tensors))
+    def __init__(self, boxes: Sequence[BoxLike], chunks: Sequence[Sequence[ChunkLike]]) -> None:
+        counts = list(map(len, chunks))
+        self._index = IndexText(boxes, chunks)
+        ends = list(accumulate(counts))
         own: dict[str, list[tuple[str, int]]] = {}
-        for number, tensor in enumerate(tensors):
-            own.setdefault(tensor.item, []).append((tensor.name, number))
+        for number, box in enumerate(boxes):
+            own.setdefault(box.item, []).append((box.name, number))
         self._items: dict[str, tuple[ItemText, list[int]]] = {}
         for item, named in own.items():
             numbers = [number for _, number in sorted(named)]
-            places = [
-                place for number in numbers for place in range(ends[number] - len(tensors[number].chunks), ends[number])
-            ]
-            self._items[item] = ItemText(tensors[number] for number in numbers), places
+            text = ItemText([boxes[number] for number in numbers], [counts[number] for number in numbers])
+            ranges = [range(ends[number] - counts[number], ends[number]) for number in numbers]
+            self._items[item] = text, list(chain.from_iterable(ranges))
 
     def seal(self, index: Index, digests: Sequence[str]) -> bytes:
         """Return the text of an index, itself without tensors, given the digests of all chunks in their order."""
@@ -45,5 +47,5 @@ class Wording:
 
         Spec: F7.3.
         """
-        text, places = self._items.get(name) or (ItemText([]), [])
+        text, places = self._items.get(name) or (ItemText([], []), [])
         return text.digest(item, [digests[place] for place in places])
