@@ -137,6 +137,38 @@ def _tie_by_memory(run: Run) -> None:
     run.net.norm.bias.data = run.net.norm.weight.data
 
 
+def _rename_layer(run: Run) -> None:
+    renamed = {"other" if name == "norm" else name: layer for name, layer in run.net._modules.items()}
+    run.net._modules.clear()
+    run.net._modules.update(renamed)
+    run.net.norm = run.net._modules["other"]
+
+
+def _reorder_states(run: Run) -> None:
+    held = dict(reversed(run.optimizer.state.items()))
+    run.optimizer.state.clear()
+    run.optimizer.state.update(held)
+
+
+def _share_state(run: Run) -> None:
+    run.optimizer.state[run.net.norm.weight] = run.optimizer.state[run.net.norm.bias]
+
+
+def _reorder_layers(run: Run) -> None:
+    run.net._modules["norm"] = run.net._modules.pop("norm")
+
+
+def _wrap(run: Run) -> None:
+    """Put a wrapper, which no name shows, around a layer; or take it off."""
+    inner = run.net.second
+    run.net.second = inner.module if isinstance(inner, nn.DataParallel) else nn.DataParallel(inner)
+
+
+def _inference(run: Run) -> None:
+    with torch.inference_mode():
+        run.plain["uncounted"] = torch.ones(2)
+
+
 CHANGES: dict[str, Callable[[Run], object]] = {
     "an update": _update,
     "nothing": lambda run: None,
@@ -192,6 +224,34 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "an order": lambda run: run.plain["mixed"].reverse(),
     "the other one twice": lambda run: run.plain.update(twice=_in_turn([3], [4], is_first=False)),
     "a name": _rename_buffer,
+    "a layer under two names": _rename_layer,
+    "a layer under one name": lambda run: run.net._modules.pop("other", None),
+    "a layer that is missing": lambda run: run.net.register_module("missing", None),
+    "a layer that is there": lambda run: run.net.register_module("missing", nn.Linear(1, 1)),
+    "another order of layers": _reorder_layers,
+    "a wrapper": _wrap,
+    "a mode of one layer": lambda run: run.net.first.train(not run.net.first.training),
+    "states in another order": _reorder_states,
+    "a state of two parameters": _share_state,
+    "a state of no parameter": lambda run: run.optimizer.state.update({"all": {"count": 3, "sum": torch.tensor(2.0)}}),
+    "a state of parameters alone": lambda run: run.optimizer.state.pop("all", None),
+    "a state with parts": lambda run: run.moments().update(parts=[torch.ones(2), 3]),
+    "a state without parts": lambda run: run.moments().pop("parts", None),
+    "a state that is a text": lambda run: run.moments().update(parts="a text"),
+    "a parameter of no module": lambda run: run.optimizer.param_groups[0]["params"].append(nn.Parameter(torch.ones(1))),
+    "parameters of modules alone": lambda run: run.optimizer.param_groups[0]["params"].pop(),
+    "a tensor that does not count": _inference,
+    "a nested tensor": lambda run: run.plain.update(t=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+    "no nested tensor": lambda run: run.plain.update(t=torch.ones(3)),
+    "a number that is conjugate": lambda run: run.plain.update(number=torch.tensor(1 + 2j).conj()),
+    "a number that is not": lambda run: run.plain.update(number=torch.tensor(1 - 2j)),
+    "a number that is negative": lambda run: run.plain.update(number=torch.tensor(1 + 2j).conj().imag),
+    "rows": lambda run: run.plain.update(rows=[{"a": 1, "t": torch.ones(2)}, {"b": "x", "c": None}]),
+    "rows of other keys": lambda run: run.plain.update(rows=[{"a": 1}, {"t": torch.ones(2), "b": "x", "c": None}]),
+    "rows that are one": lambda run: run.plain.update(rows=[{"a": 1}] * 2),
+    "rows with a row": lambda run: run.plain.update(rows=[{"a": 1}, {"a": {"a": 1}}]),
+    "rows with a key that is true": lambda run: run.plain.update(rows=[{1: 2}, {True: 2}]),
+    "rows with a reserved key": lambda run: run.plain.update(rows=[{"a": 2}, {"safepoint.sparse": 2}]),
     "an ordered dict": lambda run: run.plain.update({"map": OrderedDict({1: "a"})}),
     "a list for a tuple": lambda run: run.plain.update(pair=[1, 2]),
     "another order of keys": lambda run: run.plain.update(n=run.plain.pop("n")),

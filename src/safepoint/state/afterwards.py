@@ -10,7 +10,7 @@ import torch
 from safepoint.state.item import STREAMS_ITEM
 from safepoint.state.names import held_tensors
 from safepoint.state.randomness import RandomStreams
-from safepoint.state.tensors import version_of
+from safepoint.state.tensors import versions_of
 
 _log = logging.getLogger(__name__)
 
@@ -75,4 +75,4 @@ class Afterwards:
 
 
 def _versions(module: torch.nn.Module) -> list[int | None]:
-    return [version_of(one) for one in held_tensors(module)]
+    return versions_of(list(held_tensors(module)))

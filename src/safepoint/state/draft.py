@@ -15,8 +15,8 @@ import torch
 
 from safepoint.format.leaves import Open, OpenScalar
 from safepoint.format.stencil import Stencil, encode_text
-from safepoint.state.numbers import scalar_bytes
-from safepoint.state.shards import local_of
+from safepoint.state.numbers import bytes_of_scalars
+from safepoint.state.shards import memory_of
 from safepoint.state.tensors import dtype_name
 
 # Values without parts, which may be one object in many places by chance.
@@ -97,11 +97,14 @@ def text_of(stencil: Stencil, values: Sequence[object]) -> bytes:
     Raises:
         RequestError: A value cannot be stored; named by its path.
     """
+    scalars = list(map(memory_of, (value for value in values if isinstance(value, torch.Tensor))))
+    read = bytes_of_scalars(scalars)
+    # Nearly all are counts of steps, and equal.
+    texts = {data: b'"%b"' % data.hex().encode("ascii") for data in set(read)}
+    rest = map(texts.__getitem__, read)
     return stencil.fill(
         [
-            b'"%b"' % scalar_bytes(local_of(value)).hex().encode("ascii")
-            if isinstance(value, torch.Tensor)
-            else encode_text(value, path=path)
+            next(rest) if isinstance(value, torch.Tensor) else encode_text(value, path=path)
             for value, path in zip(values, stencil.paths, strict=True)
         ]
     )

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,9 +18,9 @@ from safepoint.format.stencil import Stencil
 from safepoint.state.boxes import LocalBox
 from safepoint.state.draft import Draft, text_of
 from safepoint.state.item import CapturedItem, CapturedTensor, TensorSpec
-from safepoint.state.shards import boxes_of, captured, division_of, source_in
+from safepoint.state.shards import boxes_of, captured, division_of, view_of
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import TensorSource, is_distributed, version_of
+from safepoint.state.tensors import TensorSource, is_distributed, versions_of, writes_of
 
 
 class _Stretch(msgspec.Struct, frozen=True):
@@ -31,25 +30,30 @@ class _Stretch(msgspec.Struct, frozen=True):
     length: int
 
 
-class _KeptTensor(msgspec.Struct, frozen=True):
-    """Hold what is said of a stored tensor; `place` is that of its origin among the tensors of a look.
+class _KeptTensors(msgspec.Struct, frozen=True):
+    """Hold in columns what is said of stored boxes; `places` are those of their tensors among the ones of a look.
 
-    `parts` are its boxes on this rank; where it is not distributed, there is one, without a place in local memory.
+    `views` tell, by the number of a box, which part of its tensor's memory it is, where it is not all of it.
     """
 
-    name: str
-    where: str
-    is_leaders: bool
-    place: int
-    stretch: _Stretch | None
-    parts: tuple[tuple[TensorSpec, LocalBox | None], ...]
+    specs: list[TensorSpec]
+    wheres: list[str]
+    is_leaders: list[bool]
+    places: list[int]
+    views: dict[int, _Stretch | LocalBox]
 
 
 class _Kept(msgspec.Struct, frozen=True):
+    """Hold what followed from facts; `places` are those of the open values among the ones of a look.
+
+    `names` are those of the stored tensors, each with its place and its part as in `_KeptTensors`.
+    """
+
     facts: list[object]
     stencil: Stencil
-    places: Sequence[int]
-    tensors: list[_KeptTensor]
+    places: list[int]
+    tensors: _KeptTensors
+    names: list[tuple[str, int, _Stretch | None]]
     division: str
     leaders: frozenset[str]
 
@@ -79,8 +83,9 @@ class Memo:
         """
         kept = self._kept_of(sight)
         if kept is not None:
-            text = text_of(kept.stencil, [sight.values[place] for place in kept.places])
-            return CapturedItem(self._kind, text, _seen(kept.tensors, sight.tensors), kept.division, kept.leaders)
+            values = [*sight.atoms, *sight.scalars]
+            text = text_of(kept.stencil, [values[place] for place in kept.places])
+            return CapturedItem(self._kind, text, _seen(kept.tensors, sight), kept.division, kept.leaders)
         return self._drafted(sight, draft(), is_divided_alone=is_divided_alone)
 
     def named(
@@ -89,7 +94,11 @@ class Memo:
         """Return the tensors that a capture would store, live ones or views of them, by name; see `captured`."""
         kept = self._kept_of(sight)
         if kept is not None:
-            return [(one.name, _tensor_of(one, sight.tensors)) for one in kept.tensors]
+            tensors = sight.tensors
+            return [
+                (name, tensors[place] if part is None else _part_of(tensors[place], part))
+                for name, place, part in kept.names
+            ]
         made = draft()
         self._drafted(sight, made, is_divided_alone=is_divided_alone)
         return made.tensors
@@ -107,52 +116,75 @@ class Memo:
         division = division_of(made.tensors) if is_divided_alone else ""
         item = CapturedItem(self._kind, text_of(stencil, made.values), tensors, division, made.entries)
         if sight.is_known:
-            places = _places(made.values, sight.values, self._name)
-            kept_tensors = _kept_tensors(made, item, sight, self._name)
-            self._kept = _Kept(sight.facts, stencil, places, kept_tensors, division, made.entries)
+            places, names = _places(made.values, sight, self._name), _names(made, sight)
+            tensors_kept = _kept_tensors(names, item, sight, self._name)
+            self._kept = _Kept(sight.facts, stencil, places, tensors_kept, names, division, made.entries)
         return item
 
 
-def _seen(kept: Sequence[_KeptTensor], tensors: Sequence[torch.Tensor]) -> tuple[CapturedTensor, ...]:
+def _seen(kept: _KeptTensors, sight: Sight) -> tuple[CapturedTensor, ...]:
     """Return what is kept of stored tensors, with their versions and memory as they are seen."""
-    found = []
-    for one in kept:
-        tensor = _tensor_of(one, tensors)
-        for spec, box in one.parts:
-            if box is None:
-                source = TensorSource(tensor, one.where, version_of(tensor))
-            else:
-                source = source_in(tensor, box, one.where)
-            found.append(CapturedTensor(spec, source, one.is_leaders))
-    return tuple(found)
+    memories = [sight.memories[place] for place in kept.places]
+    for number, part in kept.views.items():
+        memories[number] = _part_of(memories[number], part)
+    if sight.memories is sight.tensors:
+        sources = map(TensorSource, memories, kept.wheres, versions_of(memories))
+    else:
+        tensors = (sight.tensors[place] for place in kept.places)
+        counters = [one if is_distributed(one) else None for one in tensors]
+        sources = map(TensorSource, memories, kept.wheres, map(writes_of, memories, counters), counters)
+    return tuple(map(CapturedTensor, kept.specs, sources, kept.is_leaders))
 
 
-def _tensor_of(kept: _KeptTensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    tensor, stretch = tensors[kept.place], kept.stretch
-    return tensor if stretch is None else tensor.detach().as_strided((stretch.length,), (1,), stretch.begin)
+def _part_of(memory: torch.Tensor, part: _Stretch | LocalBox) -> torch.Tensor:
+    if isinstance(part, LocalBox):
+        return view_of(memory.detach(), part)
+    return memory.detach().as_strided((part.length,), (1,), part.begin)
 
 
-def _kept_tensors(made: Draft, item: CapturedItem, sight: Sight, path: str) -> list[_KeptTensor]:
+def _names(made: Draft, sight: Sight) -> list[tuple[str, int, _Stretch | None]]:
+    """Return the name of each stored tensor, the place of its origin among those of a look, and its part of it."""
     places = {id(tensor): place for place, tensor in enumerate(sight.tensors)}
-    specs = (one.spec for one in item.tensors)
-    found = []
-    for origin, (name, tensor) in zip(made.origins, made.tensors, strict=True):
-        where, stretch, is_leaders = f"{path}: {name}", None, name in made.leaders
-        boxes: Sequence[LocalBox | None] = (None,)
+    return [
+        (name, places[id(origin)], None if tensor is origin else _Stretch(int(tensor.storage_offset()), tensor.numel()))
+        for origin, (name, tensor) in zip(made.origins, made.tensors, strict=True)
+    ]
+
+
+def _kept_tensors(
+    names: Sequence[tuple[str, int, _Stretch | None]], item: CapturedItem, sight: Sight, path: str
+) -> _KeptTensors:
+    kept = _KeptTensors([], [], [], [], {})
+    found = iter(item.tensors)
+    for name, place, part in names:
+        where, tensor = f"{path}: {name}", sight.tensors[place]
+        parts: Sequence[_Stretch | LocalBox | None] = (part,)
         if is_distributed(tensor):
-            boxes, is_leaders = boxes_of(tensor, where), False
-        elif tensor is not origin:
-            stretch = _Stretch(int(tensor.storage_offset()), tensor.numel())
-        parts = tuple((next(specs), box) for box in boxes)
-        found.append(_KeptTensor(name, where, is_leaders, places[id(origin)], stretch, parts))
-    return found
+            shape = tuple(sight.memories[place].shape)
+            parts = [None if box.shape == shape else box for box in boxes_of(tensor, where)]
+        for one in parts:
+            box = next(found)
+            if one is not None:
+                kept.views[len(kept.places)] = one
+            kept.specs.append(box.spec)
+            kept.wheres.append(where)
+            kept.is_leaders.append(box.is_leaders)
+            kept.places.append(place)
+    return kept
 
 
-def _places(drafted: Sequence[object], seen: Sequence[object], where: str) -> Sequence[int]:
-    """Return which values of a look are those of a draft."""
-    if len(drafted) == len(seen) and all(map(operator.is_, drafted, seen)):
-        return range(len(seen))
-    places = {id(value): place for place, value in enumerate(seen) if isinstance(value, torch.Tensor)}
-    if not all(id(value) in places for value in drafted):
-        raise InternalError("a draft holds a value that was not seen", where=where)
-    return [places[id(value)] for value in drafted]
+def _places(drafted: Sequence[object], sight: Sight, where: str) -> list[int]:
+    """Return which values of a look, its atoms and then its scalars, are those of a draft."""
+    scalars = {id(one): place for place, one in enumerate(sight.scalars, len(sight.atoms))}
+    atoms = iter(enumerate(sight.atoms))
+    places = []
+    for value in drafted:
+        if isinstance(value, torch.Tensor):
+            place, is_seen = scalars.get(id(value), -1), id(value) in scalars
+        else:
+            place, atom = next(atoms, (-1, None))
+            is_seen = place >= 0 and atom is value
+        if not is_seen:
+            raise InternalError("a draft holds a value that was not seen", where=where)
+        places.append(place)
+    return places

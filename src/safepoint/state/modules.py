@@ -25,11 +25,21 @@ from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
 from safepoint.state.draft import Draft, NamedTensors, Values
 from safepoint.state.fitting import can_create, is_alike, is_differentiable
+from safepoint.state.glance import glance_at
 from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
 from safepoint.state.memo import Memo
 from safepoint.state.module_tree import EXTRA_STATE, SavedEntry, SavedModule, parse_module
-from safepoint.state.names import Slot, class_of, handed_out_buffers, reshard, walk_modules, walk_slots, wrapped_key
-from safepoint.state.own_state import refuse_own_state
+from safepoint.state.names import (
+    Slot,
+    class_of,
+    each_module,
+    handed_out_buffers,
+    reshard,
+    walk_modules,
+    walk_slots,
+    wrapped_key,
+)
+from safepoint.state.own_state import has_extra_state, refuse_own_state
 from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
 from safepoint.state.places import segment
 from safepoint.state.shards import is_divided_alike, local_of
@@ -77,26 +87,26 @@ class ModuleItem:
 
     def prepare(self) -> None:
         """Put the parameters of `fully_shard` back into their sharded form."""
-        reshard(self._module)
+        reshard(each_module(self._module)[0])
 
     def capture(self) -> CapturedItem:
         """Return all tensors by name, the extra state of submodules, and the flags."""
         refuse_own_state(self._name, self._module)
+        glance = glance_at(self._module)
+        handed_out = handed_out_buffers(glance.modules)
+        sight = Sight()
+        sight.note(glance.facts)
+        sight.note(glance.modes)
+        sight.note([id(one) in handed_out for one in glance.buffers] if handed_out else None)
+        sight.look_at_tensors(glance.parameters)
+        sight.look_at_tensors(glance.buffers)
+        if any(has_extra_state(kind) for kind in glance.kinds):
+            sight.miss()
+        return self._memo.captured(sight.close(), lambda: self._draft(handed_out))
+
+    def _draft(self, handed_out: set[int]) -> Draft:
         slots, deviating = walk_slots(self._module), self._deviating()
         states = {path: module.get_extra_state() for path, module in self._with_extra_state().items()}
-        handed_out = handed_out_buffers(self._module)
-        sight = Sight()
-        sight.note(deviating)
-        for slot in slots:
-            sight.note((slot.name, slot.kind, slot.is_persistent, id(slot.tensor) in handed_out))
-            sight.look_at_tensor(slot.tensor)
-        if states:
-            sight.miss()
-        return self._memo.captured(sight, lambda: self._draft(slots, deviating, states, handed_out))
-
-    def _draft(
-        self, slots: list[Slot], deviating: tuple[str, ...], states: dict[str, Any], handed_out: set[int]
-    ) -> Draft:
         entries: dict[str, object] = {}
         tensors: NamedTensors = []
         leaders: set[str] = set()
@@ -312,10 +322,9 @@ class ModuleItem:
         return signature(value, {key: spec_of(key, part) for key, part in named})
 
     def _with_extra_state(self) -> dict[str, Any]:
-        default = torch.nn.Module.get_extra_state
         found: dict[int, tuple[str, torch.nn.Module]] = {}
         for path, module in walk_modules(self._module):
-            if type(module).get_extra_state is not default:
+            if has_extra_state(type(module)):
                 first = found.setdefault(id(module), (path, module))
                 found[id(module)] = min(first, (path, module), key=lambda one: one[0])
         return dict(sorted(found.values(), key=lambda one: one[0]))

@@ -15,13 +15,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import msgspec
 import torch
 
 from safepoint.errors import RequestError
+
+# What a module holds of each sort, by key.
+CHILDREN: Callable[[torch.nn.Module], Mapping[str, torch.nn.Module | None]] = attrgetter("_modules")
+PARAMETERS: Callable[[torch.nn.Module], Mapping[str, torch.nn.Parameter | None]] = attrgetter("_parameters")
+BUFFERS: Callable[[torch.nn.Module], Mapping[str, torch.Tensor | None]] = attrgetter("_buffers")
+# Not those of `dict`: the modules of a compiled script hold theirs in mappings of their own.
+keys_of, values_of = methodcaller("keys"), methodcaller("values")
 
 # Classes of which it is remembered what they are.
 _MOST_CLASSES = 4096
@@ -56,30 +65,51 @@ class Slot(msgspec.Struct, frozen=True):
 
 def wrapped_key(module: torch.nn.Module) -> str | None:
     """Return under which attribute a wrapper keeps what it wraps, or None for a module that is no wrapper."""
-    keys = _keys_of(type(module))  # type: ignore[arg-type]  # classes are hashable
+    keys = wrapping_of(type(module))  # type: ignore[arg-type]  # classes are hashable
     return next((key for key in keys if key in module._modules), None) if keys else None
 
 
-def reshard(root: torch.nn.Module) -> None:
+def each_module(root: torch.nn.Module) -> tuple[list[torch.nn.Module], list[object]]:
+    """Return every module once, a parent before what is below it, and comparable facts that tell how the tree is built.
+
+    Two trees of equal facts have the same names at the same places of the list. torch's own walk takes several times as
+    long, and so would a call for each module.
+    """
+    found, level, count = [root], [root], 1
+    firsts = {id(None): -1, id(root): 0}
+    facts: list[object] = []
+    while level:
+        children = list(map(CHILDREN, level))
+        facts.append(list(map(tuple, map(keys_of, children))))
+        below: list[Any] = list(chain.from_iterable(map(values_of, children)))
+        known, places = len(firsts), range(count, count + len(below))
+        numbers = list(map(firsts.setdefault, map(id, below), places))
+        if len(firsts) < known + len(below):
+            # Some are reached a second time, or are none.
+            facts.append(numbers)
+            below = [one for one, number, place in zip(below, numbers, places, strict=True) if number == place]
+        count += len(numbers)
+        level = below
+        found += level
+    return found, facts
+
+
+def reshard(modules: Sequence[torch.nn.Module]) -> None:
     """Free the whole parameters that `fully_shard` has gathered, and let the sharded ones stand in their place.
 
     Starts no collective, but the next forward pass gathers again: the ranks must do it together.
     """
-    for module in _each(root):
-        if _is_fully_sharded(type(module)):  # type: ignore[arg-type]  # classes are hashable
-            sharded: Any = module
-            sharded.reshard()
+    for module in _of_kind(modules, _is_fully_sharded):
+        module.reshard()
 
 
-def handed_out_buffers(root: torch.nn.Module) -> set[int]:
+def handed_out_buffers(modules: Sequence[torch.nn.Module]) -> set[int]:
     """Return the ids of the buffers that a DistributedDataParallel spreads from its leader before each forward pass."""
     found: set[int] = set()
-    for module in _each(root):
-        is_spreading = _is_spreading(type(module))  # type: ignore[arg-type]  # classes are hashable
-        if is_spreading and getattr(module, "broadcast_buffers", False):
-            spreading: Any = module
-            named = spreading.module.named_buffers()
-            found.update(id(one) for name, one in named if name not in spreading.parameters_to_ignore)
+    for module in _of_kind(modules, _is_spreading):
+        if getattr(module, "broadcast_buffers", False):
+            named = module.module.named_buffers()
+            found.update(id(one) for name, one in named if name not in module.parameters_to_ignore)
     return found
 
 
@@ -103,8 +133,9 @@ def walk_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]
 
 def held_tensors(root: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield every parameter and buffer, once for each module that holds it."""
-    for module in _each(root):
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
+    modules, _ = each_module(root)
+    for held in (PARAMETERS, BUFFERS):
+        for tensor in chain.from_iterable(map(values_of, map(held, modules))):
             if tensor is not None:
                 yield tensor
 
@@ -115,7 +146,7 @@ def walk_slots(root: torch.nn.Module) -> list[Slot]:
     Raises:
         RequestError: Two slots have the same name without their wrappers' prefixes.
     """
-    reshard(root)
+    reshard(each_module(root)[0])
     slots: dict[str, Slot] = {}
     modules = list(walk_modules(root))
     for prefix, owner in modules:
@@ -151,15 +182,10 @@ def qualified_parameters(modules: Mapping[str, torch.nn.Module]) -> dict[str, to
     return parameters
 
 
-def _each(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return every module once, a parent before what is below it; torch's own walk takes several times as long."""
-    found, seen = [root], {id(root)}
-    for module in found:
-        for child in module._modules.values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                found.append(child)
-    return found
+def _of_kind(modules: Sequence[torch.nn.Module], is_of_kind: Callable[[type], bool]) -> list[Any]:
+    types = list(map(type, modules))
+    found = {kind for kind in set(types) if is_of_kind(kind)}
+    return [module for module, kind in zip(modules, types, strict=True) if kind in found] if found else []
 
 
 def _is_of_distributed(kind: type) -> bool:
@@ -167,7 +193,7 @@ def _is_of_distributed(kind: type) -> bool:
 
 
 @functools.lru_cache(maxsize=_MOST_CLASSES)
-def _keys_of(kind: type) -> tuple[str, ...]:
+def wrapping_of(kind: type) -> tuple[str, ...]:
     """Return under which attributes modules of a class may keep what they wrap; none for one that is no wrapper."""
     keys = (_WRAPPERS.get((one.__module__, one.__qualname__)) for one in kind.__mro__)
     return tuple(key for key in keys if key is not None)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+from operator import attrgetter
+
 import torch
 
 from safepoint.errors import RequestError
 from safepoint.state.memory import as_memory, is_direct
 from safepoint.state.tensors import dtype_of
+
+_IS_CPU = attrgetter("is_cpu")
+_ITEM_BYTES = attrgetter("itemsize")
 
 
 def scalar_bytes(tensor: torch.Tensor) -> bytes:
@@ -14,6 +21,23 @@ def scalar_bytes(tensor: torch.Tensor) -> bytes:
     if not is_direct(tensor, tensor.dtype):
         tensor = tensor.detach().resolve_conj().resolve_neg().reshape(1).cpu()
     return bytes(as_memory(tensor))
+
+
+def bytes_of_scalars(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    """Return the bytes of plain tensors of one element each; those of one accelerator are fetched together."""
+    is_host = all(map(_IS_CPU, tensors)) and not any(map(torch.Tensor.is_neg, tensors))
+    if is_host and not any(map(torch.Tensor.is_conj, tensors)):
+        # A view of each one's memory would take longer to make than all else that is done with it.
+        return list(map(ctypes.string_at, map(torch.Tensor.data_ptr, tensors), map(_ITEM_BYTES, tensors)))
+    found = [b""] * len(tensors)
+    for device in {one.device for one in tensors}:
+        numbers = [number for number, one in enumerate(tensors) if one.device == device]
+        fetched = bytes(as_memory(torch.cat([_bytes_of(tensors[number]) for number in numbers]).cpu()))
+        begin = 0
+        for number in numbers:
+            end = begin + tensors[number].itemsize
+            found[number], begin = fetched[begin:end], end
+    return found
 
 
 def scalar_tensor(dtype: str, data: bytes) -> torch.Tensor:
@@ -29,3 +53,7 @@ def scalar_tensor(dtype: str, data: bytes) -> torch.Tensor:
         )
     as_memory(value)[:] = data
     return value.reshape(())
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().reshape(1).view(torch.uint8)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,9 +13,12 @@ import torch
 from safepoint.format.plain import Same, ScalarLeaf, Shared, TensorLeaf
 from safepoint.state.groups import DEVICE_KINDS, SavedGroup, recorded_order
 from safepoint.state.item import SavedItem
-from safepoint.state.rebuild import check_plain
+from safepoint.state.rebuild import SPARSE_KEY, check_plain
+from safepoint.state.sight import Sight
 from safepoint.state.stored import elements, field, malformed, record
 from safepoint.state.tree import class_name
+
+_DEVICE = attrgetter("device")
 
 # What a group holds besides its options.
 NOT_OPTIONS = ("params", "param_names")
@@ -46,7 +51,10 @@ def tree_of(
         extra: What an overridden `state_dict` adds.
     """
     names = [[name_of(one) for one in group["params"]] for group in optimizer.param_groups]
-    order = recorded_order(names, recorded)
+    # By the places of what is held, because asking a tensor for its hash takes longer than all else here.
+    held = [(key, value) for key, value in optimizer.state.items() if isinstance(key, torch.Tensor)]
+    stated = [name_of(key) for key, _ in held]
+    order, places = _order_of(names, stated, recorded)
     groups = [
         {
             "parameters": names[index],
@@ -56,15 +64,64 @@ def tree_of(
         for index in order
     ]
     state: dict[str, dict[str, Any]] = {}
-    # By identity, as torch does it; asking a tensor for its hash takes longer than all else here.
-    held = {id(key): (key, value) for key, value in optimizer.state.items() if isinstance(key, torch.Tensor)}
-    listed = dict.fromkeys(id(one) for index in order for one in optimizer.param_groups[index]["params"])
-    for key in [*(one for one in listed if one in held), *(one for one in held if one not in listed)]:
-        parameter, value = held[key]
-        item, name = name_of(parameter).split("/", 1)
-        state.setdefault(item, {})[name] = value
+    for place in places:
+        item, name = stated[place].split("/", 1)
+        state.setdefault(item, {})[name] = held[place][1]
     other = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
     return {"class": class_name(optimizer), "groups": groups, "state": state, "other": other, "extra": extra}
+
+
+class TreeSight:
+    """Look at an optimizer as at what `tree_of` returns, without building it.
+
+    What is kept of the last time is the order in which groups and states stand in the tree.
+    """
+
+    def __init__(self) -> None:
+        self._facts: list[object] | None = None
+        self._order: tuple[list[int], list[int]] = ([], [])
+
+    def of(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named: Mapping[str, torch.Tensor],
+        recorded: Sequence[Sequence[str]],
+        *,
+        extra: dict[str, Any],
+    ) -> Sight | None:
+        """Return what is seen; None where something is held that has to be looked at in the tree.
+
+        Args:
+            optimizer: The live optimizer.
+            named: The parameters by their qualified names.
+            recorded: As for `tree_of`.
+            extra: As for `tree_of`.
+        """
+        names = dict(zip(map(id, named.values()), named, strict=True))
+        held = [group["params"] for group in optimizer.param_groups]
+        parameters = list(chain.from_iterable(held))
+        listed = list(map(names.get, map(id, parameters)))
+        stated = list(map(names.get, map(id, optimizer.state)))
+        if None in listed or None in stated:
+            return None
+        facts: list[object] = [list(map(len, held)), listed, stated, list(recorded)]
+        if facts != self._facts:
+            if any(name.endswith(f"/{SPARSE_KEY}") for name in stated if name is not None):
+                return None
+            of_groups = [[names[id(one)] for one in group] for group in held]
+            self._order = _order_of(of_groups, [names[id(key)] for key in optimizer.state], recorded)
+            self._facts = facts
+        order, places = self._order
+        options = [options_of(optimizer.param_groups[index]) for index in order]
+        values = list(optimizer.state.values())
+        states = [values[place] for place in places]
+        sight = Sight()
+        sight.note((class_name(optimizer), facts, list(map(_DEVICE, parameters))))
+        # Where they stand in the tree, groups and states lie at the third level.
+        sight.look(options, 2)
+        sight.look(states, 2)
+        sight.look(extra, 1)
+        return sight.close()
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +165,25 @@ def states_of(states: dict[str, Any], item: str) -> dict[str, Any]:
         for module in elements(list(states), str, item=f"{item}.state")
         for name, value in field(states, module, dict, item=f"{item}.state").items()
     }
+
+
+def _order_of(
+    names: Sequence[Sequence[str]], stated: Sequence[str], recorded: Sequence[Sequence[str]]
+) -> tuple[list[int], list[int]]:
+    """Return the order of groups, and that of states: by group, those of one module together.
+
+    Args:
+        names: The parameters of each group.
+        stated: The parameters that have a state.
+        recorded: As for `tree_of`.
+    """
+    order = recorded_order(names, recorded)
+    places = {name: place for place, name in enumerate(stated)}
+    listed = dict.fromkeys(name for index in order for name in names[index] if name in places)
+    modules: dict[str, list[int]] = {}
+    for name in (*listed, *(name for name in stated if name not in listed)):
+        modules.setdefault(name.split("/", 1)[0], []).append(places[name])
+    return order, list(chain.from_iterable(modules.values()))
 
 
 def _in_order(groups: list[SavedGroup], states: dict[str, Any]) -> list[str]:

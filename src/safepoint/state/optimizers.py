@@ -34,7 +34,7 @@ from safepoint.state.groups import (
 from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.memo import Memo
 from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
-from safepoint.state.optimizer_tree import SavedOptimizer, options_of, parse_optimizer, states_of, tree_of
+from safepoint.state.optimizer_tree import SavedOptimizer, TreeSight, options_of, parse_optimizer, states_of, tree_of
 from safepoint.state.owners import Owner, absent_of, divided, kinds_of, owners_of
 from safepoint.state.rebuild import Rebuilder, to_kind
 from safepoint.state.shards import ShardTarget, new_target, target_in
@@ -78,6 +78,7 @@ class OptimizerItem:
         self._optimizer = optimizer
         self._parameters = parameters
         self._memo = Memo(name, self.type)
+        self._sight = TreeSight()
         self._look: _Look | None = None
         self._targets: dict[str, InPlaceTarget | NewTensorTarget | ShardTarget] = {}
         self._restored: dict[str, torch.Tensor] = {}
@@ -129,9 +130,8 @@ class OptimizerItem:
 
     def capture(self) -> CapturedItem:
         """Return groups, state by name, and what an overridden `state_dict` adds."""
-        whole = self._whole()
-        sight = Sight.of(whole)
-        return self._memo.captured(sight, lambda: self._draft(whole, sight), is_divided_alone=False)
+        sight, draft = self._seen(self._parameters())
+        return self._memo.captured(sight, draft, is_divided_alone=False)
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:
         """Return differences of class, parameters, grouping and of the options that there are."""
@@ -254,19 +254,29 @@ class OptimizerItem:
 
     def _own_tensors(self, look: _Look) -> dict[str, torch.Tensor]:
         """Return the live tensors, by name, that lie directly in a parameter's dict and share memory with nothing."""
-        whole = self._whole(look.named)
-        sight = Sight.of(whole)
+        sight, draft = self._seen(look.named)
         if not sight.is_known:
-            plain, tensors = flatten(whole, path=self._name, may_be_distributed=True)
+            plain, tensors = flatten(self._whole(look.named, self._extra()), path=self._name, may_be_distributed=True)
             self._check_storable(tensors)
             own = unshared_names(states_of(plain["state"], self._name))  # type: ignore[index]  # of a dict's tree
             return {name: tensor for name, tensor in tensors if name in own}
-        named = self._memo.named(sight, lambda: self._draft(whole, sight), is_divided_alone=False)
+        named = self._memo.named(sight, draft, is_divided_alone=False)
         states = (one for key, one in self._optimizer.state.items() if isinstance(key, torch.Tensor))
         # A dict that several parameters have was met again, what is in it was not.
         alone = (one for one in states if isinstance(one, dict) and id(one) not in sight.repeated)
         direct = {id(part) for one in alone for part in one.values()} - sight.repeated
         return {name: tensor for name, tensor in named if id(tensor) in direct}
+
+    def _seen(self, named: Mapping[str, torch.Tensor]) -> tuple[Sight, Callable[[], Draft]]:
+        """Return what is seen of the state, and what drafts it."""
+        extra = self._extra()
+        sight = self._sight.of(self._optimizer, named, self._recorded, extra=extra)
+        if sight is not None:
+            found = sight
+            return sight, lambda: self._draft(self._whole(named, extra), found)
+        whole = self._whole(named, extra)
+        found = Sight.of(whole)
+        return found, lambda: self._draft(whole, found)
 
     def _draft(self, whole: dict[str, Any], sight: Sight) -> Draft:
         draft = draft_of(whole, sight, path=self._name, may_be_distributed=True)
@@ -278,8 +288,8 @@ class OptimizerItem:
             if not name.startswith("state/"):
                 check_storable(tensor, f"{self._name}: {name}")
 
-    def _whole(self, named: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
-        return tree_of(self._optimizer, self._namer(named), self._recorded, extra=self._extra())
+    def _whole(self, named: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> dict[str, Any]:
+        return tree_of(self._optimizer, self._namer(named), self._recorded, extra=extra)
 
     def _namer(self, named: Mapping[str, torch.Tensor] | None = None) -> Callable[[torch.Tensor], str]:
         """Return a function from a parameter to its qualified name, over the modules registered so far."""

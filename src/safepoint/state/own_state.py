@@ -11,15 +11,17 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from safepoint.errors import RequestError
-from safepoint.state.names import walk_modules
+from safepoint.state.names import each_module, walk_modules
 from safepoint.state.placement import undisturbed_streams
 
 _EXTRA_KEY = "_extra_state"
+_HOOKS = attrgetter("_state_dict_hooks")
 
 
 def refuse_own_state(item: str, root: torch.nn.Module) -> None:
@@ -30,6 +32,10 @@ def refuse_own_state(item: str, root: torch.nn.Module) -> None:
     Raises:
         RequestError: Names the module and the keys.
     """
+    modules, _ = each_module(root)
+    kinds = set(map(type, modules))
+    if not any(map(_HOOKS, modules)) and not any(map(_is_class_with_own, kinds)):
+        return
     for path, module in walk_modules(root):
         if _has_own_private_entries(module):
             entries: dict[str, Any] = {}
@@ -38,6 +44,15 @@ def refuse_own_state(item: str, root: torch.nn.Module) -> None:
             _refuse(item, path, [key for key in entries if key not in known])
         if _has_own_state_dict(module):
             _refuse(item, path, list(_added(module)))
+
+
+def has_extra_state(kind: type[torch.nn.Module]) -> bool:
+    """Return whether modules of a class have extra state."""
+    return kind.get_extra_state is not torch.nn.Module.get_extra_state
+
+
+def _is_class_with_own(kind: type[torch.nn.Module]) -> bool:
+    return kind._save_to_state_dict is not torch.nn.Module._save_to_state_dict or not _is_of_torch(kind.state_dict)
 
 
 def _has_own_private_entries(module: torch.nn.Module) -> bool:
@@ -58,7 +73,7 @@ def _added(module: torch.nn.Module) -> Iterator[str]:
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     names = {name for name, _ in tensors}
     for path, inner in module.named_modules(remove_duplicate=False):
-        if type(inner).get_extra_state is not torch.nn.Module.get_extra_state:
+        if has_extra_state(type(inner)):
             names.add(f"{path}.{_EXTRA_KEY}" if path else _EXTRA_KEY)
     memory = {_address(tensor) for _, tensor in tensors}
     with undisturbed_streams():

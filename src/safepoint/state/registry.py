@@ -9,9 +9,9 @@ import torch
 from safepoint.errors import RequestError
 from safepoint.format.names import check_item_name
 from safepoint.state.adapt import Surroundings, make_item
+from safepoint.state.glance import ParameterNames
 from safepoint.state.item import STREAMS_ITEM, Item
 from safepoint.state.kinds import Declared, Kind
-from safepoint.state.names import qualified_parameters
 from safepoint.state.optimizers import OptimizerItem
 from safepoint.state.randomness import GlobalRandomItem
 
@@ -28,6 +28,7 @@ class Registry:
         self.objects: dict[str, object] = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.kinds: dict[str, Kind] = {}
+        self._names = ParameterNames()
         self._surroundings = Surroundings(self._parameters, self._optimizer_items)
 
     def add(self, name: str, entry: object) -> Item:
@@ -92,7 +93,7 @@ class Registry:
 
     def _parameters(self) -> Mapping[str, torch.Tensor]:
         modules = {name: entry for name, entry in self.objects.items() if isinstance(entry, torch.nn.Module)}
-        return qualified_parameters(modules)
+        return self._names.of(modules)
 
     def _optimizer_items(self) -> Mapping[str, OptimizerItem]:
         return {name: item for name, item in self.items.items() if isinstance(item, OptimizerItem)}

@@ -5,12 +5,17 @@
 2. A fact holds no reference to the state and is no promise that an object lives: what was seen is compared, never
    trusted. The tensors and values belong to this look alone.
 3. What a fact could not tell exactly is not seen: the whole state is then of unknown kind, and nothing is kept of it.
+
+A state has as many tensors as a model has layers, so they are looked at in columns: one fact of all, then the next. A
+call for each tensor would take longer than all of it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, contains
 from typing import Any
 
 import torch
@@ -18,53 +23,84 @@ import torch
 from safepoint.format.plain import MAX_DEPTH
 from safepoint.state.draft import ATOMS, container_of
 from safepoint.state.rebuild import SPARSE_KEY
-from safepoint.state.shards import local_of, way_of
+from safepoint.state.shards import memory_of, way_of
 from safepoint.state.tensors import PLAIN_TYPES, is_distributed
 
 _KEYS = frozenset({str, int})
-_SHOWN = attrgetter("dtype", "device", "requires_grad", "shape")
+_STRIDED = frozenset({torch.strided})
+_OWN_STATE = attrgetter("__dict__")
+_DTYPE = attrgetter("dtype")
+_IS_COMPLEX = attrgetter("is_complex")
+_LAYOUT = attrgetter("layout")
+_SHAPE = attrgetter("shape")
+# What an atom of each type leaves as a fact: nothing, but for a text.
+_MARKS: dict[type, type | None] = {kind: None if kind is not str else str for kind in ATOMS}
+_FACTS: tuple[Callable[[torch.Tensor], object], ...] = (
+    attrgetter("device"),
+    attrgetter("requires_grad"),
+    torch.Tensor.data_ptr,
+    torch.Tensor.storage_offset,
+    torch.Tensor.stride,
+    torch.Tensor.is_neg,
+)
 
 
 class Sight:
-    """Look at a state, part after part.
+    """Look at a state, part after part; then `close`.
 
-    `facts` are comparable; `tensors` are all that were met, each once; `values` are the atoms that are no texts,
-    and the tensors of one value, in the order in which they were met. `repeated` are
-    the ids of what was met more than once. `is_known` is whether the facts tell all.
+    `facts` are comparable; `tensors` are all that were met, each once, and `memories` what each has of this rank's
+    memory; `atoms` are the values without parts that are no texts, `scalars` the tensors of one value, both in the
+    order in which they were met. `repeated` are the ids of what was met more than once. `is_known` is whether the facts
+    tell all.
     """
 
-    __slots__ = ("_meshes", "_numbers", "_open", "facts", "is_known", "repeated", "tensors", "values")
+    __slots__ = (
+        "_met",
+        "_numbers",
+        "_open",
+        "atoms",
+        "facts",
+        "is_known",
+        "memories",
+        "repeated",
+        "scalars",
+        "tensors",
+    )
 
     def __init__(self) -> None:
         self.facts: list[object] = []
-        self.tensors: list[torch.Tensor] = []
-        self.values: list[object] = []
-        self.is_known = True
-        # Which objects were met, in this order: what is one object in two places is stored once.
-        self._numbers: dict[int, int] = {}
+        self.tensors: Sequence[torch.Tensor] = []
+        self.memories: Sequence[torch.Tensor] = []
+        self.atoms: list[object] = []
+        self.scalars: list[torch.Tensor] = []
         self.repeated: set[int] = set()
+        self.is_known = True
+        self._met: list[torch.Tensor | None] = []
+        # Which lists and dicts were met, in this order: what is one object in two places is stored once.
+        self._numbers: dict[int, int] = {}
         self._open: set[int] = set()
-        # What was told of each mesh: many tensors lie on one.
-        self._meshes: dict[int, object] = {}
 
     @classmethod
     def of(cls, value: object) -> Sight:
         """Look at nested builtin values and tensors."""
         sight = cls()
-        sight.look(value, 0)
-        return sight
+        sight.look(value)
+        return sight.close()
 
-    def look(self, value: Any, depth: int) -> None:
-        """Look at a value and all that it holds. Each leaves one fact, so that equal facts are those of equal trees."""
+    def look(self, value: Any, depth: int = 0) -> None:
+        """Look at a value and all that it holds; `depth` is how deeply it lies in the state.
+
+        What is noted begins with what tells how it goes on, so that equal facts are those of equal trees.
+        """
         kind = type(value)
         if kind is str:
-            # Texts hardly ever change, and there is one for each name.
             self.facts.append(value)
         elif kind in ATOMS:
             self.facts.append(None)
-            self.values.append(value)
-        elif isinstance(value, torch.Tensor):
-            self.look_at_tensor(value)
+            self.atoms.append(value)
+        elif issubclass(kind, torch.Tensor):
+            self.facts.append(torch.Tensor)
+            self._met.append(value)
         elif depth > MAX_DEPTH:
             self.is_known = False
         elif kind is tuple:
@@ -76,13 +112,15 @@ class Sight:
                 self._look_within(value, value, depth)
         elif kind is dict or kind is OrderedDict:
             if self._is_met_first(value):
-                keys = tuple(value)
-                # Keys of other types may be equal without being the same.
-                self.is_known = self.is_known and _KEYS.issuperset(map(type, keys)) and SPARSE_KEY not in value
-                self.facts.append((kind, keys))
-                self._look_within(value, value.values(), depth)
+                self.facts.append((kind, tuple(value)))
+                self._check_keys(value, [value])
+                self._look_within(value, list(value.values()), depth)
         else:
             self.is_known = False
+
+    def look_at_tensors(self, tensors: Iterable[torch.Tensor | None]) -> None:
+        """Look at tensors, not at what is in them; None stands for a place without one."""
+        self._met += tensors
 
     def note(self, fact: object) -> None:
         """Note a fact that is known already."""
@@ -92,38 +130,65 @@ class Sight:
         """Say that there is more to the state than the facts tell."""
         self.is_known = False
 
-    def look_at_tensor(self, tensor: torch.Tensor | None) -> None:
-        """Look at a tensor, not at what is in it."""
-        if tensor is None:
+    def close(self) -> Sight:
+        """Look at the tensors that were met, and return all that was seen."""
+        firsts = {id(None): -1}
+        numbers = list(map(firsts.setdefault, map(id, self._met), range(len(self._met))))
+        if len(firsts) == len(numbers) + 1:
             self.facts.append(None)
-            return
-        if not self._is_met_first(tensor):
-            return
-        kind, memory = type(tensor), tensor
-        if kind not in PLAIN_TYPES and is_distributed(tensor):
-            memory = local_of(tensor)
-            self.facts.append((kind, _SHOWN(tensor), way_of(tensor, self._meshes)))
-        if type(memory) not in PLAIN_TYPES or memory.layout is not torch.strided or memory.is_nested:
-            self.is_known = False
-            return
-        shown = _SHOWN(memory)
-        storage_bytes = memory.untyped_storage().nbytes()
-        is_conj = shown[0].is_complex and memory.is_conj()
-        place = (memory.data_ptr(), memory.storage_offset(), storage_bytes, memory.stride())
-        holder = kind if kind is torch.nn.Parameter or not tensor.__dict__ else container_of(tensor)
-        self.facts.append((holder, shown, place, memory.is_neg(), is_conj))
-        self.tensors.append(tensor)
-        if not tensor.dim():
-            self.values.append(tensor)
+            self.tensors = self._met  # type: ignore[assignment]  # None is not among them
+        else:
+            self.facts.append(numbers)
+            numbered = list(enumerate(zip(numbers, self._met, strict=True)))
+            self.tensors = [one for place, (number, one) in numbered if number == place and one is not None]
+            self.repeated |= {id(one) for place, (number, one) in numbered if -1 < number < place}
+        self.is_known = self.is_known and self._see()
+        return self
 
-    def _look_at_all(self, values: Any, depth: int) -> None:
-        for value in values:
-            if type(value) in PLAIN_TYPES:
-                self.look_at_tensor(value)
-            else:
+    def _look_at_all(self, values: Sequence[Any], depth: int) -> None:
+        kinds = list(map(type, values))
+        if _are_leaves(set(kinds)):
+            self._look_at_leaves(values, kinds)
+        elif kinds.count(dict) < len(kinds) or not self._look_at_rows(values, depth + 1):
+            for value in values:
                 self.look(value, depth + 1)
 
-    def _look_within(self, container: object, values: Any, depth: int) -> None:
+    def _look_at_leaves(self, values: Sequence[Any], kinds: Sequence[type]) -> None:
+        """Look at values without parts, and at tensors."""
+        if _MARKS.keys().isdisjoint(set(kinds)):
+            self.facts.append(kinds)
+            self._met += values
+            return
+        marks = list(map(_MARKS.get, kinds, kinds))
+        self.facts.append(marks)
+        marked = list(zip(marks, values, strict=True))
+        self._met += [value for mark, value in marked if mark is not None and mark is not str]
+        self.atoms += [value for mark, value in marked if mark is None]
+        self.facts += [value for mark, value in marked if mark is str]
+
+    def _look_at_rows(self, rows: Sequence[dict[Any, Any]], depth: int) -> bool:
+        """Look at dicts that hold nothing with parts, as at one; return whether they are such, each met first."""
+        values = list(chain.from_iterable(map(dict.values, rows)))
+        kinds = list(map(type, values))
+        if depth > MAX_DEPTH or not _are_leaves(set(kinds)):
+            return False
+        count = len(self._numbers)
+        numbers = dict(zip(map(id, rows), range(count, count + len(rows)), strict=True))
+        if len(numbers) < len(rows) or not self._numbers.keys().isdisjoint(numbers):
+            return False
+        self._numbers |= numbers
+        keys = list(map(tuple, rows))
+        self.facts.append(keys)
+        self._check_keys(chain.from_iterable(keys), rows)
+        self._look_at_leaves(values, kinds)
+        return True
+
+    def _check_keys(self, keys: Iterable[object], held: Sequence[dict[Any, Any]]) -> None:
+        # Keys of other types may be equal without being the same.
+        is_plain = _KEYS.issuperset(map(type, keys)) and not any(map(contains, held, repeat(SPARSE_KEY)))
+        self.is_known = self.is_known and is_plain
+
+    def _look_within(self, container: object, values: Sequence[Any], depth: int) -> None:
         self._open.add(id(container))
         self._look_at_all(values, depth)
         self._open.discard(id(container))
@@ -138,3 +203,42 @@ class Sight:
         self.is_known = self.is_known and key not in self._open
         self.facts.append(number)
         return False
+
+    def _see(self) -> bool:
+        """Note the facts of the tensors; return whether they tell all of each."""
+        kinds = list(map(type, self.tensors))
+        self.memories = self.tensors
+        if not PLAIN_TYPES.issuperset(kinds):
+            self._see_shards()
+        memories = self.memories
+        if not PLAIN_TYPES.issuperset(map(type, memories)) or not _STRIDED.issuperset(map(_LAYOUT, memories)):
+            return False
+        try:
+            shapes = list(map(_SHAPE, memories))
+        except RuntimeError:
+            # Tensors of several shapes in one, which are nested, have none.
+            return False
+        dtypes = list(map(_DTYPE, memories))
+        sizes = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, memories))
+        self.facts += (kinds, shapes, dtypes, list(sizes), *(list(map(fact, memories)) for fact in _FACTS))
+        if any(map(_IS_COMPLEX, set(dtypes))):
+            self.facts.append(list(map(torch.Tensor.is_conj, memories)))
+        if any(map(_OWN_STATE, self.tensors)):
+            # A parameter has attributes by chance, a buffer by its nature.
+            held = zip(kinds, self.tensors, strict=True)
+            self.facts.append([kind is torch.nn.Parameter or container_of(one) for kind, one in held])
+        self.scalars = [tensor for tensor, shape in zip(self.tensors, shapes, strict=True) if not shape]
+        return True
+
+    def _see_shards(self) -> None:
+        """Note how distributed tensors are divided."""
+        meshes: dict[int, object] = {}
+        for tensor in self.tensors:
+            if is_distributed(tensor):
+                self.facts.append((tensor.dtype, tensor.requires_grad, tensor.shape, way_of(tensor, meshes)))
+        self.memories = list(map(memory_of, self.tensors))
+
+
+def _are_leaves(kinds: set[type]) -> bool:
+    """Return whether values of these types have no parts that are looked at one by one."""
+    return all(kind in ATOMS or issubclass(kind, torch.Tensor) for kind in kinds)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from operator import attrgetter
 
 import msgspec
 import torch
@@ -35,6 +37,7 @@ PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _STORED = frozenset(kind for kind in (getattr(torch, name, None) for name in DTYPES) if isinstance(kind, torch.dtype))
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
+_VERSION = attrgetter("_version")
 
 
 class TensorSource(msgspec.Struct, frozen=True):
@@ -56,7 +59,7 @@ class TensorSource(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, tensor: torch.Tensor, name: str, *, counter: torch.Tensor | None = None) -> TensorSource:
         """Return the source of a tensor as it is now; what is written to it before it is read is noticed."""
-        return cls(tensor, name, _writes(tensor, counter), counter)
+        return cls(tensor, name, writes_of(tensor, counter), counter)
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +84,7 @@ class TensorSource(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raise `TornSnapshotError` if the tensor was written to since the boundary, in a way that counts."""
-        found = _writes(self.tensor, self.counter)
+        found = writes_of(self.tensor, self.counter)
         if self.version is not None and found != self.version:
             raise TornSnapshotError(
                 "a tensor was written to while it was saved",
@@ -218,7 +221,16 @@ def version_of(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def _writes(tensor: torch.Tensor, counter: torch.Tensor | None) -> int | None:
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Return `version_of` each tensor."""
+    try:
+        return list(map(_VERSION, tensors))
+    except RuntimeError:
+        return list(map(version_of, tensors))
+
+
+def writes_of(tensor: torch.Tensor, counter: torch.Tensor | None) -> int | None:
+    """Return how often a tensor was written to, by itself and by way of another one that counts as well."""
     own = version_of(tensor)
     return own if own is None or counter is None else own + (version_of(counter) or 0)
 
