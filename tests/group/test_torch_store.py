@@ -129,6 +129,52 @@ def test_the_client_of_a_thread_ends_with_it(board: TorchStoreBoard) -> None:
     raise AssertionError("clients outlive their threads")
 
 
+class Sleepless(SystemAmbient):
+    """An ambient in which nobody may sleep."""
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("an exchange slept although the board says when a message comes")
+
+
+def test_who_waits_for_a_message_looks_when_it_comes_and_not_now_and_then(board: TorchStoreBoard) -> None:
+    boards = [board, *(TorchStoreBoard(board.place) for _ in range(2))]
+    groups = [
+        BoardGroup(one, rank=rank, world_size=len(boards), ambient=Sleepless()) for rank, one in enumerate(boards)
+    ]
+    late = threading.Event()
+
+    def act(group: BoardGroup) -> list[bytes] | None:
+        if group.rank == 2:
+            # Behind the word that rank 1 is told, so that both it and the leader wait.
+            assert late.wait(LIMIT_S)
+        group.spread("word", b"said" if group.rank == 0 else None, deadline_s=LIMIT_S)
+        late.set()
+        return group.gather("all", b"%d" % group.rank, deadline_s=LIMIT_S)
+
+    assert at_once([lambda group=group: act(group) for group in groups]) == [[b"0", b"1", b"2"], None, None]
+
+
+def test_a_board_says_when_all_of_some_messages_are_there(board: TorchStoreBoard) -> None:
+    other = TorchStoreBoard(board.place)
+    post_surely(other, "a", b"x")
+    assert not board.wait(["a", "b"], wait_s=0.0, limit_s=LIMIT_S)
+    post_surely(other, "c", b"x")
+    assert board.wait(["c"], wait_s=LIMIT_S, limit_s=LIMIT_S)
+    assert not board.wait(["a", "b"], wait_s=0.0, limit_s=LIMIT_S)
+    post_surely(other, "b", b"x")
+    assert board.wait(["a", "b"], wait_s=LIMIT_S, limit_s=LIMIT_S)
+    assert board.wait(["a", "b"], wait_s=LIMIT_S, limit_s=LIMIT_S)
+
+
+def test_waiting_is_over_where_the_board_is_gone(board: TorchStoreBoard) -> None:
+    other = TorchStoreBoard(board.place)
+    post_surely(other, "a", b"x")
+    assert other.wait(["a"], wait_s=LIMIT_S, limit_s=LIMIT_S)
+    board.close()
+    for _ in range(2):
+        assert other.wait(["b"], wait_s=LIMIT_S, limit_s=LIMIT_S)
+
+
 def test_a_group_needs_an_initialised_process_group() -> None:
     with pytest.raises(RequestError, match="not initialised"):
         open_group(ambient=SystemAmbient())

@@ -68,6 +68,8 @@ def settle(
 
     def decide(sums: list[bytes] | None, doubts: Doubts) -> bytes:
         try:
+            if not save.plan.compares:
+                explained(context, count_them)
             result = explained(context, lambda: _decide(context, save, ballots, clock, sums, doubts))
         except SafepointError as exc:
             told.append(exc)
@@ -75,9 +77,13 @@ def settle(
         told.append(result)
         return msgspec.json.encode(result)
 
+    def count_them() -> None:
+        ballots.extend(_counted(save, own, messages))
+
     ballots: list[Ballot] = []
     try:
-        doubts = _counted(context, save, own, messages, ballots)
+        # Where nothing is compared, nothing can be in doubt, and counting is the first step to the verdict.
+        doubts = _doubts(context, save, ballots, count_them) if save.plan.compares else Doubts()
         sums = _sums(context, save, doubts)
         word = lead(
             context.group,
@@ -110,17 +116,25 @@ def explained(context: SaveContext, act: Callable[[], _Result]) -> _Result:
         raise
 
 
-def _counted(
-    context: SaveContext, save: StagedSave, own: Ballot, messages: list[bytes] | None, ballots: list[Ballot]
+def _counted(save: StagedSave, own: Ballot, messages: list[bytes] | None) -> list[Ballot]:
+    """Return the ballots, all in favour, and each for what was planned; on the leader."""
+    if messages is None or save.division is None:
+        raise InternalError("a rank that does not lead cannot count votes", where=save.generation)
+    ballots = count(messages, own)
+    check_planned(ballots, save.division)
+    return ballots
+
+
+def _doubts(
+    context: SaveContext, save: StagedSave, ballots: Sequence[Ballot], count_them: Callable[[], None]
 ) -> Doubts:
-    """Count the ballots on the leader, and return what is in doubt on all ranks, where replicas are compared."""
+    """Count the ballots on the leader, and return what is in doubt on all ranks."""
 
     def act() -> bytes:
-        if messages is None or save.division is None:
-            raise InternalError("a rank that does not lead cannot count votes", where=save.generation)
-        ballots.extend(count(messages, own))
-        check_planned(ballots, save.division)
-        return msgspec.json.encode(find_doubts(ballots, save.division) if save.plan.compares else Doubts())
+        count_them()
+        if save.division is None:
+            raise InternalError("a rank that does not lead cannot compare replicas", where=save.generation)
+        return msgspec.json.encode(find_doubts(ballots, save.division))
 
     # Every rank hears it: what a rank shares with others, only the leader can compare.
     word = lead(

@@ -71,6 +71,7 @@ class Layouts:
         self._held: list[tuple[str, list[tuple[TensorSpec, bool]]]] | None = None
         self._layout = Layout(())
         self._order: list[int] = []
+        self._columns: Columns | None = None
 
     def of(self, items: Sequence[SnapshotItem]) -> tuple[Layout, tuple[CapturedTensor, ...]]:
         """Return the layout of a snapshot, and its tensors in the same order."""
@@ -83,8 +84,14 @@ class Layouts:
             ]
             self._order = sorted(range(len(boxes)), key=list(map(_KEYED, boxes)).__getitem__)
             self._layout, self._held = Layout(tuple(boxes[place] for place in self._order)), held
+            self._columns = None
         tensors = [tensor for item in items for tensor in item.tensors]
         return self._layout, tuple(tensors[place] for place in self._order)
+
+    def columns(self) -> Columns:
+        """Return the layout of the last snapshot in columns."""
+        self._columns = self._columns or columns_of(self._layout)
+        return self._columns
 
 
 def columns_of(layout: Layout) -> Columns:

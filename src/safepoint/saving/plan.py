@@ -31,7 +31,7 @@ from safepoint.saving.alike import Said, check_alike, check_steps, check_types, 
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.divide import Division, divide, divide_alone
 from safepoint.saving.kinds import find_kind
-from safepoint.saving.layout import Layout, Layouts, columns_of, divided_items
+from safepoint.saving.layout import Layout, Layouts, divided_items
 from safepoint.saving.own_conditions import digest_of, own_of
 from safepoint.saving.parts import RankPart, decode_part
 from safepoint.state.item import CapturedTensor
@@ -343,7 +343,7 @@ def _taken(snapshot: Callable[[], Snapshot], layouts: Layouts) -> _Taken | Safep
         layout, tensors = layouts.of(made.items)
         divided = {box.item for box in layout.boxes if box.is_part}
         offers = {item.name: _item_offer(item, divided, made.kinds.get(item.name, "")) for item in made.items}
-        return _Taken(made, layout, columns_of(layout), tensors, offers)
+        return _Taken(made, layout, layouts.columns(), tensors, offers)
     except SafepointError as exc:
         return exc
     except Exception as exc:  # noqa: BLE001 (told to the other ranks, which would wait in vain, and raised)

@@ -62,14 +62,12 @@ def test_a_full_disk_on_one_rank_is_named_on_all_and_everything_is_taken_back(fa
 @pytest.mark.parametrize(
     "fault",
     [
-        # The join lists four times.
-        Fault(Effect.FAIL, verb="list", path="generations", errno=errno.EIO, occurrence=4),
         Fault(Effect.FAIL, verb="make_folder", path="generations/*", errno=errno.EIO),
         Fault(Effect.FAIL, verb="sync_folder", path="generations", errno=errno.EIO),
         Fault(Effect.FAIL, verb="size", path="*.safetensors", errno=errno.EIO),
         Fault(Effect.FAIL, verb="publish", path="*/manifest.json", errno=errno.ENOSPC),
     ],
-    ids=["name", "folder", "folder's name", "check", "publish"],
+    ids=["folder", "folder's name", "check", "publish"],
 )
 def test_a_failure_of_the_leader_s_storage_is_every_rank_s(fault: Fault) -> None:
     """Spec: C2.1, C7.1"""
@@ -83,6 +81,38 @@ def test_a_failure_of_the_leader_s_storage_is_every_rank_s(fault: Fault) -> None
     assert len(faulty[0].fired) == 1
     assert [one.step for one in manifests(storage)] == [20]
     assert len(storage.list("generations")) == 1
+
+
+def test_an_attempt_that_the_leader_cannot_name_fails_on_every_rank() -> None:
+    """Only after another attempt at the step it has to look which names there are. Spec: C7.1"""
+    storage, faulty = faulty_on(
+        0,
+        Fault(Effect.FAIL, verb="make_folder", path="generations/*", errno=errno.EROFS),
+        # The join lists four times.
+        Fault(Effect.FAIL, verb="list", path="generations", errno=errno.EIO, occurrence=4),
+    )
+    job = Ranks(WORLD, sharded, storage=storage, storages=faulty)
+    for outcome in job.run(lambda rank: [rank.try_to_save(10) for _ in range(3)]):
+        *failed, saved = outcome.returned()
+        assert [one.errno for one in failed if isinstance(one, StorageError)] == [errno.EROFS, errno.EIO]
+        assert isinstance(saved, SaveResult)
+    assert len(storage.list("generations")) == 1
+
+
+def test_a_rank_that_refuses_is_heard_also_where_no_replicas_are_compared() -> None:
+    """Spec: C4.1"""
+    fault = Fault(Effect.FAIL, verb="create", path="*.safetensors", errno=errno.ENOSPC)
+    storage, faulty = faulty_on(1, fault)
+    job = Ranks(WORLD, sharded, storage=storage, storages=faulty, compares_every=0)
+    texts = set()
+    for outcome in job.run(two_saves):
+        refused, saved = outcome.returned()  # type: ignore[misc]
+        assert isinstance(refused, AbortedError)
+        texts.add(str(refused))
+        assert isinstance(saved, SaveResult)
+    (text,) = texts
+    assert "rank 1" in text and "disk is full" in text
+    assert [one.step for one in manifests(storage)] == [20]
 
 
 def test_a_publish_whose_outcome_is_not_known_is_unknown_to_all_and_nothing_is_deleted() -> None:
