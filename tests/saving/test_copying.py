@@ -14,6 +14,7 @@ from safepoint.saving import copying
 from safepoint.saving.copying import Copying, Habits
 from safepoint.saving.form import FileForm, form_of
 from safepoint.saving.layout import LayoutBox
+from safepoint.state.item import Owned
 from safepoint.state.tensors import TensorSource
 
 COUNT = 3000
@@ -39,7 +40,10 @@ class Case:
 
     def copying(self) -> Copying:
         sources = [TensorSource.of(one, name) for one, name in zip(self.tensors, "ab", strict=True)]
-        return Copying(self.form, sources, self.image, owned=[True, True], habits=self.habits)
+        ranges = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in self.tensors)
+        begins, ends = zip(*ranges, strict=True)
+        owned = Owned(begins=begins, ends=ends)
+        return Copying(self.form, sources, self.image, owned=owned, habits=self.habits)
 
     def known(self) -> Copying:
         """Return a copy all of which is made behind the training."""

@@ -23,7 +23,7 @@ from safepoint.saving.layout import LayoutBox
 from safepoint.saving.pour import Origin, Spent
 from safepoint.saving.ring import LiveOrigin, Ring
 from safepoint.saving.stage import ImageOrigin, StagingBuffer
-from safepoint.state.item import Source
+from safepoint.state.item import Owned, Source
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage, MemoryWriter
 
@@ -121,7 +121,7 @@ def live(form: FileForm, sources: Sequence[Source]) -> Origin:
 
 def staged(form: FileForm, sources: Sequence[Source]) -> Origin:
     image = StagingBuffer().view(form.size_bytes)
-    copying = Copying(form, sources, image, owned=[False] * len(sources), habits=Habits())
+    copying = Copying(form, sources, image, owned=Owned(), habits=Habits())
     copying.leave_boundary()
     return ImageOrigin(image, copying, piece_bytes=PIECE)
 

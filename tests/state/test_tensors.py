@@ -171,3 +171,20 @@ def test_one_element_of_any_stride_is_stored_and_added_up(live: torch.Tensor) ->
     source.copy_into(memoryview(buffer))
     assert struct.unpack("<f", buffer) == (live.item(),)
     assert source.checksum() == struct.unpack("<i", buffer)[0] % 2**64
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.rand(3, 2).t(),
+        torch.rand(3, dtype=torch.complex64).conj(),
+        torch.rand(3, dtype=torch.complex64).conj().imag.view(1, 3)[:, :1].view(1),
+        torch.rand(3, device="meta"),
+    ],
+    ids=["transposed", "conjugate", "negative", "elsewhere"],
+)
+def test_of_many_only_those_have_an_address_whose_bytes_lie_as_they_are_stored(other: torch.Tensor) -> None:
+    plain = torch.rand(4)[2:]
+    sources = [TensorSource(plain), TensorSource(other), TensorSource(plain)]
+    assert TensorSource.addresses(sources) == [plain.data_ptr(), 0, plain.data_ptr()]
+    assert [held and held.address for held in TensorSource.hold(sources)] == [plain.data_ptr(), None, plain.data_ptr()]

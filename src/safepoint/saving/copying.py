@@ -5,29 +5,34 @@
 2. What is copied behind the training is looked at twice: the tensor's count of writes, and a sample of its bytes that
    was taken at the boundary, are compared with what was copied. What differs is torn, and nothing is published.
 3. What has not been seen to lie still from a boundary to the next step of an optimizer, every byte of it, is copied at
-   the boundary.
+   the boundary; and so is what is small, which takes no longer than to follow it.
 4. After `leave_image` no thread uses the image, which the next save writes into.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+
+import numpy
 
 from safepoint.errors import TornSnapshotError
 from safepoint.saving.form import Entry, FileForm
+from safepoint.saving.live import SAMPLE_BYTES, Live, Samples
+from safepoint.saving.spans import Integers
 from safepoint.saving.transfer import address_of, is_same, move
-from safepoint.state.item import Held, Source, holding
+from safepoint.state.item import Held, Owned, Source
 
 # What was just copied is digested while it is still in the processor's cache.
 _PART_BYTES = 1 << 20
 # Where somebody waits for it: two threads that come back to the interpreter more often hold each other up.
 _MOST_PARTS = 16
-_SAMPLE_BYTES = 64
+# Up to here a box is small.
+_SMALL_BYTES = 4096
 # From here on a second thread copies faster than it takes to start it.
 _LARGE_BYTES = 32 << 20
 
@@ -42,20 +47,26 @@ class Habits:
 
 
 @dataclass(slots=True)
-class _Region:
-    """Follow the copy of one box; `left` counts the parts that are not copied."""
+class _Batch:
+    """Follow the copy of boxes that are looked at together: several that are not large, or one.
 
-    entry: Entry
-    size_bytes: int
-    source: Source
-    held: Held | None
+    `left` counts the parts that are not copied. Of what is copied behind the training, `first` is the place of the
+    first box among all that is.
+    """
+
+    numbers: Integers
     is_behind: bool
-    left: int
-    sample: bytes = b""
+    left: int = 1
+    first: int = 0
 
-    @property
-    def where(self) -> str:
-        return f"{self.entry.box.item}/{self.entry.box.name}"
+
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """Keep a box of which is not known whether it lies still."""
+
+    number: int
+    held: Held
+    source: Source
 
 
 class Copying:
@@ -65,8 +76,8 @@ class Copying:
         form: What the file looks like.
         sources: Where its boxes come from, in the order in which the form was given them.
         image: The memory of the whole file.
-        owned: Which sources an optimizer owns that has stepped in the update just finished: nothing but its next step
-            should change them.
+        owned: What belongs to optimizers that have stepped in the update just finished: nothing but their next step
+            should change it.
         habits: What was seen before.
         turn: A number that differs from save to save; the sample is taken elsewhere each time.
     """
@@ -77,32 +88,33 @@ class Copying:
         sources: Sequence[Source],
         image: memoryview,
         *,
-        owned: Sequence[bool],
+        owned: Owned,
         habits: Habits,
         turn: int = 0,
     ) -> None:
         self._image, self._habits = image, habits
         self._base = address_of(image)
-        self._shift = turn * 4099 * _SAMPLE_BYTES % _PART_BYTES
+        self._entries, self._spans, self._live = form.entries, form.spans, Live(form, sources)
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._has_ended = self._is_left = self._is_waited_for = False
         self._in_flight = 0
         self._told: list[Callable[[], object]] = []
         self._next = 0
-        self._starts: list[int] = []
-        self._of: list[_Region] = []
+        self._unknown: list[_Unknown] = []
         self._left = {True: 0, False: 0}
-        self._unknown: list[tuple[_Region, Held]] = []
-        boundary_bytes = 0
         image[: len(form.header)] = form.header
-        for entry in form.entries:
-            size = entry.size_bytes
-            if not self._region(entry, size, sources[entry.number], is_owned=owned[entry.number]):
-                boundary_bytes += size
-        self._is_taken = bytearray(len(self._starts))
-        self._is_copied = bytearray(len(self._starts))
-        self._is_large = boundary_bytes >= _LARGE_BYTES
+        behind, others = self._divide(owned)
+        addresses = [self._live.held[number].address for number in behind.tolist()]
+        shift = turn * 4099 * SAMPLE_BYTES % _PART_BYTES
+        self._samples = Samples(form.spans, behind, addresses, stretch_bytes=_PART_BYTES, shift=shift)
+        parts = [part for numbers in others for part in self._cut(numbers, is_behind=False)]
+        parts += self._cut(behind, is_behind=True)
+        parts.sort(key=itemgetter(0))
+        self._starts, self._of = [start for start, _ in parts], [batch for _, batch in parts]
+        self._is_taken = bytearray(len(parts))
+        self._is_copied = bytearray(len(parts))
+        self._is_large = sum(int(form.spans.sizes[numbers].sum()) for numbers in others) >= _LARGE_BYTES
 
     @property
     def is_complete(self) -> bool:
@@ -185,38 +197,54 @@ class Copying:
             self._unknown, self._is_left = [], True
             self._changed.wait_for(lambda: not self._in_flight)
 
-    def _region(self, entry: Entry, size: int, source: Source, *, is_owned: bool) -> bool:
-        """Take a box in, and return whether it is copied behind the training."""
-        if not size:
-            source.check()
-            return False
-        held, known = holding(source), self._habits.lies_still.get(_key(entry)) if is_owned else False
-        is_behind = held is not None and bool(known)
-        parts = range(0, size, _PART_BYTES) if held is not None else (0,)
-        region = _Region(entry, size, source, held, is_behind, len(parts))
-        if held is not None and is_behind:
-            region.sample = self._sample(held.address, size)
-        if held is not None and known is None:
-            self._unknown.append((region, held))
-        self._left[is_behind] += 1
-        self._starts.extend(entry.offset_bytes + start for start in parts)
-        self._of.extend([region] * len(parts))
-        return is_behind
+    def _divide(self, owned: Owned) -> tuple[Integers, list[Integers]]:
+        """Return the boxes that are copied behind the training, and the others by what is done with them alike."""
+        live, sizes = self._live, self._spans.sizes
+        is_small = sizes <= _SMALL_BYTES
+        larges = numpy.flatnonzero(~is_small)
+        live.hold(larges)
+        held = list(live.held)
+        entries = [self._entries[number] for number in held]
+        named = (
+            (entry.box.item, entry.box.name, one.address, entry.size_bytes)
+            for entry, one in zip(entries, live.held.values(), strict=True)
+        )
+        lies_still = self._habits.lies_still
+        known = [
+            lies_still.get(_key(entry)) if is_owned else False
+            for entry, is_owned in zip(entries, owned.among(named), strict=True)
+        ]
+        self._unknown = [
+            _Unknown(number, live.held[number], live.sources[number])
+            for number, is_known in zip(held, known, strict=True)
+            if is_known is None
+        ]
+        is_behind = numpy.array(known, numpy.bool_)
+        kept = numpy.array(held, numpy.int64)
+        elsewhere = numpy.setdiff1d(larges, kept, assume_unique=True)
+        alone = [elsewhere[place : place + 1] for place in range(len(elsewhere))]
+        return kept[is_behind], [numpy.flatnonzero(is_small), kept[~is_behind], *alone]
 
-    def _sample(self, address: int, size: int) -> bytes:
-        last = max(0, size - _SAMPLE_BYTES)
-        if size <= _PART_BYTES:
-            return ctypes.string_at(address + min(self._shift, last), min(_SAMPLE_BYTES, size))
-        starts = range(self._shift, size + self._shift, _PART_BYTES)
-        return b"".join(ctypes.string_at(address + min(start, last), _SAMPLE_BYTES) for start in starts)
+    def _cut(self, numbers: Integers, *, is_behind: bool) -> Iterator[tuple[int, _Batch]]:
+        """Yield the parts in which boxes are copied: where each begins, and the boxes that are looked at with it."""
+        first = 0
+        for chosen in self._spans.batches(numbers, _PART_BYTES):
+            batch = _Batch(chosen, is_behind, first=first)
+            first += len(chosen)
+            begin, size = int(self._spans.begins[chosen[0]]), int(self._spans.sizes[chosen[0]])
+            is_cut = len(chosen) == 1 and int(chosen[0]) in self._live.held
+            starts = range(begin, begin + size, _PART_BYTES) if is_cut else (begin,)
+            batch.left = len(starts)
+            self._left[is_behind] += 1
+            yield from ((start, batch) for start in starts)
 
     def _help(self, *, is_behind: bool) -> None:
         """Copy parts from the back; of what is behind the training all, else only what must not wait."""
-        regions = self._of
-        for index in reversed(range(len(regions))):
+        batches = self._of
+        for index in reversed(range(len(batches))):
             if self._has_ended:
                 return
-            if not self._is_taken[index] and (is_behind or not regions[index].is_behind):
+            if not self._is_taken[index] and (is_behind or not batches[index].is_behind):
                 self._copy(index, most=_MOST_PARTS)
 
     def _copy(self, index: int, *, most: int = 1) -> None:
@@ -227,78 +255,82 @@ class Copying:
             with self._changed:
                 if self._has_ended or self._is_taken[index]:
                     return
-                region = self._of[index]
+                batch = self._of[index]
                 first = index
-                while index - first + 1 < most and self._is_free(first - 1, region):
+                while index - first + 1 < most and self._is_free(first - 1, batch):
                     first -= 1
                 count = index - first + 1
                 self._is_taken[first : index + 1] = b"\1" * count
                 self._in_flight += 1
                 is_ours = True
-            self._bring(region, self._starts[first], count)
+            self._bring(batch, self._starts[first], count)
             with self._changed:
-                region.left -= count
-                is_last = not region.left
+                batch.left -= count
+                is_last = not batch.left
             if is_last:
-                self._check(region)
+                self._check(batch)
         except BaseException as exc:
             failure, is_last = exc, False
             if isinstance(exc, TornSnapshotError):
                 # The next save copies it at the boundary.
-                self._habits.lies_still[_key(region.entry)] = False
+                self._habits.lies_still.update((_key(self._entries[number]), False) for number in self._live.torn)
             if not isinstance(exc, Exception):
                 # An interrupt is that of the thread that it came to, besides.
                 raise
         finally:
             if is_ours:
-                self._note(first, count, region, is_last=is_last, failure=failure)
+                self._note(first, count, batch, is_last=is_last, failure=failure)
 
-    def _is_free(self, index: int, region: _Region) -> bool:
-        return index >= 0 and self._of[index] is region and not self._is_taken[index]
+    def _is_free(self, index: int, batch: _Batch) -> bool:
+        return index >= 0 and self._of[index] is batch and not self._is_taken[index]
 
-    def _note(self, first: int, count: int, region: _Region, *, is_last: bool, failure: BaseException | None) -> None:
+    def _note(self, first: int, count: int, batch: _Batch, *, is_last: bool, failure: BaseException | None) -> None:
         told: list[Callable[[], object]] = []
         with self._changed:
             self._in_flight -= 1
             self._is_copied[first : first + count] = b"\1" * count
-            self._left[region.is_behind] -= is_last
+            self._left[batch.is_behind] -= is_last
             if failure is not None:
                 self._failure, self._has_ended = self._failure or failure, True
             if self.is_complete:
                 told, self._told = self._told, []
                 # What is held is let go: all parts are taken, so nobody asks for it.
                 self._of = []
+                self._live.let_go()
             self._changed.notify_all()
         for tell in told:
             tell()
 
-    def _bring(self, region: _Region, begin: int, count: int) -> None:
-        """Copy so many parts of a box, from where the first of them begins."""
-        box_begin = region.entry.offset_bytes
-        box_end = box_begin + region.size_bytes
-        if region.held is None:
-            region.source.copy_into(self._image[box_begin:box_end])
+    def _bring(self, batch: _Batch, begin: int, count: int) -> None:
+        """Copy boxes, or so many parts of one, from where the first of them begins."""
+        first = int(batch.numbers[0])
+        if len(batch.numbers) == 1 and first in self._live.held:
+            entry = self._entries[first]
+            self._live.check_held([first])
+            source = self._live.held[first].address + begin - entry.offset_bytes
+            move(self._base + begin, source, min(count * _PART_BYTES, entry.offset_bytes + entry.size_bytes - begin))
             return
-        size = min(count * _PART_BYTES, box_end - begin)
-        region.held.check(region.where)
-        move(self._base + begin, region.held.address + begin - box_begin, size)
+        for number in self._live.bring(batch.numbers, self._base):
+            entry = self._entries[number]
+            place = self._image[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+            self._live.sources[number].copy_into(place)
 
-    def _check(self, region: _Region) -> None:
+    def _check(self, batch: _Batch) -> None:
         """Raise `TornSnapshotError` if a box that was copied is known to have been changed before."""
-        region.source.check()
-        self._compare_sample(region)
-
-    def _compare_sample(self, region: _Region) -> None:
-        there = self._base + region.entry.offset_bytes
-        if region.sample and self._sample(there, region.size_bytes) != region.sample:
-            raise TornSnapshotError(
-                "a tensor was changed between its boundary and the next step, while it was being copied",
-                where=region.where,
-                expected="that only a step of its optimizer changes it",
-                found="other bytes than at the boundary",
-                remedy="Nothing was published. Change the state before after_update(), or call wait() first; or make "
-                "the manager with copy_behind=False.",
-            )
+        self._live.check(batch.numbers.tolist())
+        first, stop = batch.first, batch.first + len(batch.numbers)
+        if not batch.is_behind or self._samples.are_same(first, stop, self._base):
+            return
+        torn = next(place for place in range(first, stop) if not self._samples.are_same(place, place + 1, self._base))
+        self._live.torn.append(int(batch.numbers[torn - first]))
+        raise TornSnapshotError(
+            "a tensor was changed between its boundary and the next step, while it was being copied",
+            where=self._live.where(self._live.torn[-1]),
+            expected="that only a step of its optimizer changes it",
+            found="other bytes than at the boundary",
+            remedy="Nothing was published. Change the state before after_update(), or call wait() first; or make "
+            "the manager with copy_behind=False.",
+        )
 
     def _learn(self) -> None:
         """Compare, every byte, what was copied at the boundary with what is there before the next step."""
@@ -312,7 +344,7 @@ class Copying:
         if helper is not None:
             helper.join()
 
-    def _compare(self, left: Iterator[tuple[_Region, Held]]) -> None:
+    def _compare(self, left: Iterator[_Unknown]) -> None:
         is_ours = False
         try:
             with self._changed:
@@ -320,20 +352,21 @@ class Copying:
                     return
                 self._in_flight += 1
                 is_ours = True
-            for region, held in left:
+            for one in left:
                 if self._is_left:
                     return
-                self._habits.lies_still[_key(region.entry)] = self._lay_still(region, held)
+                self._habits.lies_still[_key(self._entries[one.number])] = self._lay_still(one)
         finally:
             with self._changed:
                 self._in_flight -= is_ours
                 self._changed.notify_all()
 
-    def _lay_still(self, region: _Region, held: Held) -> bool:
+    def _lay_still(self, one: _Unknown) -> bool:
+        entry = self._entries[one.number]
         with contextlib.suppress(TornSnapshotError):
-            held.check(region.where)
-            region.source.check()
-            return is_same(self._base + region.entry.offset_bytes, held.address, region.size_bytes)
+            one.held.check(self._live.where(one.number))
+            one.source.check()
+            return is_same(self._base + entry.offset_bytes, one.held.address, entry.size_bytes)
         return False
 
     def _wait_until(self, holds: Callable[[], object]) -> None:

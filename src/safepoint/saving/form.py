@@ -20,6 +20,7 @@ from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import Shape, element_count, split_rows
 from safepoint.format.index import entry_keys
 from safepoint.saving.layout import LayoutBox, cut_digest
+from safepoint.saving.spans import Spans
 from safepoint.saving.wording import Wording
 
 ALIGNMENT_BYTES = 4096
@@ -49,13 +50,14 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 class FileForm:
     """Hold the header of a data file, and its entries in their order; there are no holes.
 
-    `extents` are the sizes of all that has a digest of its own, in the order of the file: the header, then each chunk.
-    `layout` is the digest of the boxes that is voted with. `wording` is what one rank
-    says of the boxes that it alone has written; absent where that is not so.
+    `spans` tell where the entries lie. `extents` are the sizes of all that has a digest of its own, in the order of the
+    file: the header, then each chunk. `layout` is the digest of the boxes that is voted with. `wording` is what one
+    rank says of the boxes that it alone has written; absent where that is not so.
     """
 
     header: bytes
     entries: tuple[Entry, ...]
+    spans: Spans
     extents: tuple[int, ...]
     size_bytes: int
     layout: str
@@ -102,7 +104,7 @@ def form_of(boxes: Sequence[LayoutBox], *, is_alone: bool) -> FileForm:
     chunks_of = [entry.chunks for entry in entries]
     sizes = (chunk.size_bytes for chunks in chunks_of for chunk in chunks)
     wording = Wording(in_file, chunks_of) if is_alone else None
-    return FileForm(header, tuple(entries), (len(header), *sizes), end, layout, wording)
+    return FileForm(header, tuple(entries), Spans.of(entries), (len(header), *sizes), end, layout, wording)
 
 
 def encode_header(boxes: Sequence[LayoutBox], *, rows: Sequence[int] | None = None) -> bytes:

@@ -21,6 +21,7 @@ from safepoint.format.index import Index, ObjectReference, Tensor
 from safepoint.saving.form import ChunkForm, Entry, FileForm, encode_header
 from safepoint.saving.layout import LayoutBox
 from safepoint.saving.parts import Share, cut_box
+from safepoint.saving.spans import Spans
 from safepoint.state.item import Divisible, Source
 
 _THREADS = 2
@@ -175,7 +176,8 @@ def without_kept(increment: Increment, sources: Sequence[Source]) -> tuple[FileF
             origins.append(_rows_of(sources[entry.number], share, is_whole=box == entry.box))
             end += box.size_bytes
     sizes = (chunk.size_bytes for entry in entries for chunk in entry.chunks)
-    return FileForm(header, tuple(entries), (len(header), *sizes), end, whole.layout), tuple(origins)
+    spans = Spans.of(entries)
+    return FileForm(header, tuple(entries), spans, (len(header), *sizes), end, whole.layout), tuple(origins)
 
 
 def _by_whole_sources(

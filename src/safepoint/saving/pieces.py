@@ -13,7 +13,7 @@ from safepoint.format.digest import digest_bytes
 from safepoint.format.dtypes import DTYPES
 from safepoint.saving.layout import Layout
 from safepoint.saving.parts import RankPart
-from safepoint.state.item import CapturedTensor, Divisible, Owned, Source, Summable
+from safepoint.state.item import CapturedTensor, Divisible, Source, Summable
 
 _WORD_BYTES = 8
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
@@ -45,12 +45,6 @@ def sources_of(layout: Layout, tensors: Sequence[CapturedTensor], part: RankPart
             )
         sources.append(source)
     return sources
-
-
-def owned_of(layout: Layout, tensors: Sequence[CapturedTensor], part: RankPart, owned: Owned) -> list[bool]:
-    """Return which of the boxes that a rank writes change with the next step of an optimizer, in the same order."""
-    boxes = ((layout.boxes[share.box], tensors[share.box].source) for share in part.shares)
-    return [owned.has(box.item, box.name, source) for box, source in boxes]
 
 
 def sum_replicas(layout: Layout, tensors: Sequence[CapturedTensor], part: RankPart) -> tuple[ReplicaSums, ...]:

@@ -37,7 +37,7 @@ from safepoint.saving.entries import compare_entries
 from safepoint.saving.form import FileForm
 from safepoint.saving.increment import Increment, find_kept, full, without_kept
 from safepoint.saving.parts import written
-from safepoint.saving.pieces import ReplicaSums, owned_of, sources_of, sum_replicas
+from safepoint.saving.pieces import ReplicaSums, sources_of, sum_replicas
 from safepoint.saving.plan import UNKNOWN, Agreed, Plan
 from safepoint.saving.pour import Origin
 from safepoint.saving.ring import LiveOrigin
@@ -45,7 +45,7 @@ from safepoint.saving.room import check_room
 from safepoint.saving.stage import ImageOrigin
 from safepoint.saving.vote import vote
 from safepoint.saving.write import Stored, discard, write
-from safepoint.state.item import Source
+from safepoint.state.item import Owned, Source
 
 _ENTROPY_BYTES = 3
 
@@ -202,7 +202,7 @@ def _prepare(
     is_alone = context.group.world_size == 1
     form = workspace.forms.of(agreed.plan.division, partial(written, layout, part), is_alone=is_alone)
     sources: Sequence[Source] = sources_of(layout, tensors, part)
-    owned = owned_of(layout, tensors, part, agreed.snapshot.owned) if copies else []
+    owned = agreed.snapshot.owned
     increment = full(form)
     base = workspace.increments.base(context.claim.incarnation)
     if base is not None:
@@ -210,7 +210,7 @@ def _prepare(
         increment = find_kept(form, sources, base)
         form, sources = without_kept(increment, sources)
         # What is left lies in other boxes, and little of it is worth looking for whose they are.
-        owned = [False] * len(sources)
+        owned = Owned()
         clock.enter("stage")
     all_ranks = agreed.division if increment.is_full else None
     group = context.group

@@ -6,9 +6,23 @@ Between two `memoryview`s an assignment or a comparison holds the interpreter up
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections import deque
+from typing import Any
+
+import numpy
+import numpy.typing
 
 # Below this size, asking for a faster copy costs more than the copy.
 _SMALL_BYTES = 64 << 10
+# Up to this size, pieces of one size are copied faster all at once, although twice, ...
+_TINY_BYTES = 1 << 10
+# ... if they are more than a few.
+_FEW = 8
+
+Integers = numpy.typing.NDArray[numpy.int64]
+# Memory of no length in particular.
+_Memory = ctypes.c_char * sys.maxsize
 
 move = ctypes.memmove
 """Copy so many bytes from one address to another."""
@@ -27,6 +41,31 @@ def transfer(target: memoryview, source: memoryview) -> None:
         move(address_of(target), address_of(source), len(source))
 
 
+def move_all(targets: Integers, sources: Integers, sizes: Integers) -> None:
+    """Copy pieces of memory that are too small to let the interpreter go for each.
+
+    Args:
+        targets: The address of each where it shall be; they do not overlap.
+        sources: The address of each where it is.
+        sizes: The size of each in bytes; none is 0.
+    """
+    counts = numpy.bincount(sizes[sizes <= _TINY_BYTES])
+    are_many = counts > _FEW
+    is_alone = numpy.ones(len(sizes), numpy.bool_)
+    for size in numpy.flatnonzero(are_many).tolist():
+        chosen = sizes == size
+        is_alone &= ~chosen
+        there, here = targets[chosen], sources[chosen]
+        _pieces(there, size)[there - there.min()] = _pieces(here, size)[here - here.min()]
+    alone = (column[is_alone].tolist() for column in (targets, sources, sizes))
+    deque(map(_move_held, *alone), maxlen=0)
+
+
+def read_all(sources: Integers, size_bytes: int) -> bytes:
+    """Return so many bytes from each address, one after the other."""
+    return _pieces(sources, size_bytes)[sources - sources.min()].tobytes() if len(sources) else b""
+
+
 def is_same(one: int, other: int, size_bytes: int) -> bool:
     """Return whether so many bytes at two addresses are equal."""
     return bool(_compare(one, other, size_bytes) == 0)
@@ -34,3 +73,18 @@ def is_same(one: int, other: int, size_bytes: int) -> bool:
 
 _Comparison = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _compare = _Comparison(("memcmp", ctypes.CDLL(None)))
+
+
+def _pieces(addresses: Integers, size_bytes: int) -> numpy.typing.NDArray[numpy.void]:
+    """Return memory as an array of pieces of one size that begin at every byte from the lowest address to the highest.
+
+    Only the pieces that begin at these addresses may be touched.
+    """
+    first = int(addresses.min())
+    count = int(addresses.max()) - first + 1
+    memory: Any = _Memory.from_address(first)
+    return numpy.ndarray((count,), f"V{size_bytes}", memory, strides=(1,))
+
+
+_Move = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move_held = _Move(("memmove", ctypes.CDLL(None)))

@@ -13,13 +13,14 @@ What there is one of for each tensor is a msgspec record: making a frozen datacl
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from safepoint.errors import Difference, TornSnapshotError
+from safepoint.errors import Difference, InternalError, TornSnapshotError
 from safepoint.format.plain import decode_plain
 
 # The item that holds the global random streams; captured without being asked, so its name is reserved.
@@ -50,32 +51,31 @@ class Place(msgspec.Struct, frozen=True):
     writes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """Name live host memory that holds a box's bytes just as they are stored, and keep it from being given back.
 
-    `locate` returns where they lie now, and keeps them; a tensor that is given other memory meanwhile leaves this one
-    as it is. Only a storage that is resized takes its memory away.
+    `locate` returns where the storage begins now that they lie in, and keeps it; at first it was at `begin`. A tensor
+    that is given other memory meanwhile leaves this one as it is. Only a storage that is resized takes its memory away.
     """
 
     address: int
+    begin: int
     locate: Callable[[], int]
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether the memory was not given back."""
+        return self.locate() == self.begin
 
     def check(self, where: str) -> None:
         """Raise `TornSnapshotError` if the memory was given back all the same."""
-        if self.locate() != self.address:
+        if not self.is_there:
             raise TornSnapshotError(
                 "a tensor's storage was resized between its boundary and the next step, before it was copied",
                 where=where,
                 remedy="Nothing was published. Resize it before after_update(), or call wait() first; or make the "
                 "manager with copy_behind=False.",
             )
-
-
-def holding(one: Any) -> Held | None:
-    """Return where the bytes of a source lie, if it tells, and they lie there as they are stored."""
-    held: Held | None = one.held() if hasattr(one, "held") else None
-    return held
 
 
 class Placed(Protocol):
@@ -115,6 +115,68 @@ class Source(Protocol):
 
     def check(self) -> None:
         """Raise `TornSnapshotError` if the tensor is known to have been written to since the boundary."""
+
+
+class SourceType(Protocol):
+    """A type of sources all of which can be asked at once: a call for each takes longer than to copy a small tensor."""
+
+    def addresses(self, sources: Sequence[Any]) -> list[int]:
+        """Return where the bytes of each lie now; 0 where they do not lie in host memory as they are stored."""
+
+    def sizes(self, sources: Sequence[Any]) -> list[int]:
+        """Return the size of each in bytes."""
+
+    def hold(self, sources: Sequence[Any]) -> list[Held | None]:
+        """Return where the bytes of each lie, and keep them there; None where `addresses` returns 0."""
+
+    def are_unwritten(self, sources: Sequence[Any]) -> bool:
+        """Return whether `check` would raise nothing for any; where it is not certain, no."""
+
+
+def addresses_of(sources: Sequence[Source], sizes: Sequence[int]) -> list[int]:
+    """Return where the bytes of each source lie now as they are stored; 0 where that cannot be told.
+
+    Raises:
+        InternalError: One that tells has another size than these.
+    """
+    found: list[int] = []
+    for kind, run in _by_type(sources):
+        if kind is not None:
+            _check_sizes(kind.sizes(run), sizes[len(found) : len(found) + len(run)])
+        found += [0] * len(run) if kind is None else kind.addresses(run)
+    return found
+
+
+def hold(sources: Sequence[Source], sizes: Sequence[int]) -> list[Held | None]:
+    """Return where the bytes of each source lie, and keep them there; None where that cannot be told.
+
+    Raises:
+        InternalError: One that tells has another size than these.
+    """
+    found: list[Held | None] = []
+    for kind, run in _by_type(sources):
+        if kind is not None:
+            _check_sizes(kind.sizes(run), sizes[len(found) : len(found) + len(run)])
+        found += [None] * len(run) if kind is None else kind.hold(run)
+    return found
+
+
+def are_unwritten(sources: Sequence[Source]) -> bool:
+    """Return whether `check` would raise nothing for any source; where it is not certain, no."""
+    return all(kind is not None and kind.are_unwritten(run) for kind, run in _by_type(sources))
+
+
+def _by_type(sources: Sequence[Source]) -> Iterator[tuple[SourceType | None, list[Source]]]:
+    """Yield runs of sources of one type, and that type if many can be asked at once."""
+    for kind, run in groupby(sources, type):
+        # Asking isinstance() of a protocol takes longer.
+        asked: Any = kind if hasattr(kind, "are_unwritten") else None
+        yield asked, list(run)
+
+
+def _check_sizes(found: Sequence[int], expected: Sequence[int]) -> None:
+    if found != expected:
+        raise InternalError("sources have other bytes than their boxes", expected=expected, found=found)
 
 
 class Target(Protocol):
@@ -207,15 +269,21 @@ class Owned:
     begins: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
 
-    def has(self, item: str, name: str, source: Source) -> bool:
-        """Return whether a captured tensor is such a parameter, or the state of such an optimizer."""
-        if item in self.optimizers:
-            # The other tensors are options, which a schedule may set.
-            return name.startswith("state/")
-        if not self.begins or (held := holding(source)) is None:
-            return False
-        number = bisect.bisect_right(self.begins, held.address) - 1
-        return number >= 0 and held.address + source.nbytes <= self.ends[number]
+    def among(self, tensors: Iterable[tuple[str, str, int, int]]) -> list[bool]:
+        """Return which of some captured tensors are such parameters, or the state of such an optimizer.
+
+        Args:
+            tensors: Item, name, address and size in bytes of each.
+        """
+        return [
+            # The other tensors of an optimizer are options, which a schedule may set.
+            name.startswith("state/") if item in self.optimizers else self._has(address, size_bytes)
+            for item, name, address, size_bytes in tensors
+        ]
+
+    def _has(self, address: int, size_bytes: int) -> bool:
+        number = bisect.bisect_right(self.begins, address) - 1
+        return number >= 0 and address + size_bytes <= self.ends[number]
 
 
 @dataclass(frozen=True, slots=True)

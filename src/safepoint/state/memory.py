@@ -4,17 +4,46 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 
+from safepoint.state.item import Held
+
 # Memory of no length in particular; a type for each length would take longer to make than a small tensor to copy.
 _Memory = ctypes.c_char * sys.maxsize
+
+_IS_CPU = attrgetter("is_cpu")
 
 
 def is_direct(live: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether a tensor's own memory holds its values of a dtype in stored form."""
     return live.is_cpu and live.is_contiguous() and not live.is_conj() and not live.is_neg() and live.dtype == dtype
+
+
+def direct_addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return where the memory of each tensor begins; 0 for one that does not hold its values in stored form."""
+    kind = torch.Tensor
+    if (
+        all(map(_IS_CPU, tensors))
+        and all(map(kind.is_contiguous, tensors))
+        and not any(map(kind.is_conj, tensors))
+        and not any(map(kind.is_neg, tensors))
+    ):
+        return list(map(kind.data_ptr, tensors))
+    return [one.data_ptr() if is_direct(one, one.dtype) else 0 for one in tensors]
+
+
+def hold_memory(tensors: Sequence[torch.Tensor]) -> list[Held | None]:
+    """Return where the memory of each tensor begins, and keep it there; None where `direct_addresses` returns 0."""
+    found: list[Held | None] = []
+    for tensor, address in zip(tensors, direct_addresses(tensors), strict=True):
+        # Not the tensor, because a parameter may be given other memory, by `data =`.
+        locate = tensor.untyped_storage().data_ptr if address else None
+        found.append(Held(address, locate(), locate) if locate else None)
+    return found
 
 
 def as_bytes(dense: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ import torch
 from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
 from safepoint.state.item import Held, Place, TensorSpec
-from safepoint.state.memory import as_bytes, as_memory, flat, is_direct, is_freed
+from safepoint.state.memory import as_bytes, as_memory, direct_addresses, flat, hold_memory, is_direct, is_freed
 
 SPARSE_LAYOUTS = (
     torch.sparse_coo,
@@ -38,6 +38,8 @@ _STORED = frozenset(kind for kind in (getattr(torch, name, None) for name in DTY
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
 _VERSION = attrgetter("_version")
+_TENSOR, _NBYTES = attrgetter("tensor"), attrgetter("tensor.nbytes")
+_NOTED, _COUNTER = attrgetter("version"), attrgetter("counter")
 
 
 class TensorSource(msgspec.Struct, frozen=True):
@@ -94,11 +96,26 @@ class TensorSource(msgspec.Struct, frozen=True):
                 remedy="Nothing was published. Let no other thread write to the state between two updates.",
             )
 
-    def held(self) -> Held | None:
-        """Return where the bytes lie, and keep them there; see `safepoint.state.item.Held`."""
-        # Detached, because a parameter may be given other memory, by `data =`.
-        live = self.tensor.detach()
-        return Held(live.data_ptr(), live.data_ptr) if is_direct(live, live.dtype) else None
+    @staticmethod
+    def addresses(sources: Sequence[TensorSource]) -> list[int]:
+        """Return where the bytes of each lie; see `safepoint.state.item.SourceType`."""
+        return direct_addresses(list(map(_TENSOR, sources)))
+
+    @staticmethod
+    def sizes(sources: Sequence[TensorSource]) -> list[int]:
+        """Return the size of each."""
+        return list(map(_NBYTES, sources))
+
+    @staticmethod
+    def hold(sources: Sequence[TensorSource]) -> list[Held | None]:
+        """Return where the bytes of each lie, and keep them there; see `safepoint.state.item.Held`."""
+        return hold_memory(list(map(_TENSOR, sources)))
+
+    @staticmethod
+    def are_unwritten(sources: Sequence[TensorSource]) -> bool:
+        """Return whether no tensor counts more writes than at the boundary."""
+        is_counted_elsewhere = set(map(type, map(_COUNTER, sources))) != {type(None)}
+        return not is_counted_elsewhere and versions_of(list(map(_TENSOR, sources))) == list(map(_NOTED, sources))
 
     def place(self) -> Place | None:
         """Return where the bytes lie; see `safepoint.state.item.Placed`."""
