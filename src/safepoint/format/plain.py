@@ -50,6 +50,8 @@ __all__ = [
     "DtypeLeaf",
     "MAX_DEPTH",
     "NumpyScalarLeaf",
+    "OpenPlace",
+    "Path",
     "Plain",
     "Same",
     "ScalarLeaf",
@@ -63,9 +65,20 @@ __all__ = [
 
 # A plain value is typed as object: the set is closed by the code below, not by the type checker.
 Plain = object
+# Where a value stands: a text, or the place of what holds it and its key there. Only messages show it.
+Path = str | tuple[Any, object]
 
 
-def encode_plain(value: object, *, path: str = "") -> Any:
+class OpenPlace:
+    """Stand in a JSON form for an `Open` leaf; `path` is where."""
+
+    __slots__ = ("number", "path")
+
+    def __init__(self, number: int, path: Path) -> None:
+        self.number, self.path = number, path
+
+
+def encode_plain(value: object, *, path: Path = "") -> Any:
     """Return the JSON form of a plain value.
 
     Args:
@@ -77,43 +90,48 @@ def encode_plain(value: object, *, path: str = "") -> Any:
 
     Spec: F4.
     """
-    return _encode(value, path, 0)
+    return _ENCODERS.get(type(value), _refuse)(value, path, 0)
 
 
-def _encode(value: object, path: str, depth: int) -> Any:
-    if depth > MAX_DEPTH:
+def _refuse(value: Any, path: Path, depth: int) -> Any:
+    raise RequestError(
+        "a value of the state cannot be stored",
+        where=_shown(path) or "the state",
+        expected="None, bool, int, float, complex, str, bytes, list, tuple, dict, OrderedDict, set, frozenset, "
+        "datetime, a path, a tensor, a numpy scalar or array, torch.Size or torch.dtype",
+        found=f"{type(value).__module__}.{type(value).__qualname__}",
+        remedy="Store plain values that rebuild it, for example in the object's state_dict().",
+    )
+
+
+def _below(path: Path, depth: int) -> int:
+    """Return the depth of what a value holds."""
+    if depth == MAX_DEPTH:
         raise RequestError(
-            "the state nests too deeply to be stored", where=path, expected=f"at most {MAX_DEPTH} levels", found="more"
+            "the state nests too deeply to be stored",
+            where=_shown(path),
+            expected=f"at most {MAX_DEPTH} levels",
+            found="more",
         )
-    if value is None or value is True or value is False:
-        return value
-    encoder = _ENCODERS.get(type(value))
-    if encoder is None:
-        raise RequestError(
-            "a value of the state cannot be stored",
-            where=path or "the state",
-            expected="None, bool, int, float, complex, str, bytes, list, tuple, dict, OrderedDict, set, frozenset, "
-            "datetime, a path, a tensor, a numpy scalar or array, torch.Size or torch.dtype",
-            found=f"{type(value).__module__}.{type(value).__qualname__}",
-            remedy="Store plain values that rebuild it, for example in the object's state_dict().",
-        )
-    return encoder(value, path, depth)
+    return depth + 1
 
 
-def _encode_int(value: Any, path: str, depth: int) -> Any:
+def _encode_int(value: Any, path: Path, depth: int) -> Any:
     if -INT_LIMIT <= value < INT_LIMIT:
         return value
     if value.bit_length() > INT_LIMIT_BITS:
         raise RequestError(
             "an integer of the state is too long to be stored",
-            where=path,
+            where=_shown(path),
             expected=f"at most {INT_LIMIT_BITS} bits",
             found=f"{value.bit_length()} bits",
         )
     return {"$int": hex(value)}
 
 
-def _encode_str(value: Any, path: str, depth: int) -> Any:
+def _encode_str(value: Any, path: Path, depth: int) -> Any:
+    if value.isascii():
+        return value
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -128,33 +146,57 @@ def _float_text(value: float) -> str:
     return value.hex()
 
 
-def _encode_items(value: Any, path: str, depth: int) -> list[Any]:
-    return [_encode(element, f"{path}[{index}]", depth + 1) for index, element in enumerate(value)]
+def _encode_items(value: Any, path: Path, depth: int) -> list[Any]:
+    below = _below(path, depth) if value else depth
+    return [_ENCODERS.get(type(element), _refuse)(element, (path, index), below) for index, element in enumerate(value)]
 
 
-def _encode_pairs(value: Any, path: str, depth: int) -> list[Any]:
+def _encode_pairs(value: Any, path: Path, depth: int) -> list[Any]:
+    below = _below(path, depth) if value else depth
     return [
-        [_encode(key, f"{path} (a key)", depth + 1), _encode(element, _join(path, key), depth + 1)]
+        [
+            _ENCODERS.get(type(key), _refuse)(key, (path, _KEY), below),
+            _ENCODERS.get(type(element), _refuse)(element, (path, key), below),
+        ]
         for key, element in value.items()
     ]
 
 
-def _encode_dict(value: Any, path: str, depth: int) -> Any:
-    if is_plain_object(value):
-        return {key: _encode(element, _join(path, key), depth + 1) for key, element in value.items()}
-    return {"$dict": _encode_pairs(value, path, depth)}
+def _encode_dict(value: Any, path: Path, depth: int) -> Any:
+    if not is_plain_object(value):
+        return {"$dict": _encode_pairs(value, path, depth)}
+    below = _below(path, depth) if value else depth
+    return {key: _ENCODERS.get(type(element), _refuse)(element, (path, key), below) for key, element in value.items()}
 
 
-def _encode_set(value: Any, path: str, depth: int) -> list[Any]:
+def _encode_set(value: Any, path: Path, depth: int) -> list[Any]:
     # Sorted by their own text, so that equal sets have equal bytes whatever the hash seed of the process.
     return sorted(_encode_items(value, path, depth), key=repr)
 
 
-def _join(path: str, key: object) -> str:
-    return f"{path}.{key}" if isinstance(key, str) and path else f"{path}[{key!r}]" if path else str(key)
+def _encode_shared(value: Any, path: Path, depth: int) -> Any:
+    below = _below(path, depth)
+    return {"$shared": [value.number, _ENCODERS.get(type(value.value), _refuse)(value.value, path, below)]}
 
 
-_ENCODERS: dict[type, Callable[[Any, str, int], Any]] = {
+# Stands in a path for whatever a dict's key is.
+_KEY = object()
+
+
+def _shown(path: Path) -> str:
+    """Return a path as messages show it."""
+    if isinstance(path, str):
+        return path
+    above, key = path
+    whole = _shown(above)
+    if key is _KEY:
+        return f"{whole} (a key)"
+    return f"{whole}.{key}" if isinstance(key, str) and whole else f"{whole}[{key!r}]" if whole else str(key)
+
+
+_ENCODERS: dict[type, Callable[[Any, Path, int], Any]] = {
+    type(None): lambda v, p, d: v,
+    bool: lambda v, p, d: v,
     int: _encode_int,
     str: _encode_str,
     float: lambda v, p, d: {"$float": _float_text(v)},
@@ -182,29 +224,23 @@ _ENCODERS: dict[type, Callable[[Any, str, int], Any]] = {
     ViewLeaf: lambda v, p, d: {
         "$view": [v.name, v.offset, list(v.shape), list(v.stride), v.container, v.device, v.requires_grad]
     },
-    Shared: lambda v, p, d: {"$shared": [v.number, _encode(v.value, p, d + 1)]},
+    Shared: _encode_shared,
     Same: lambda v, p, d: {"$same": v.number},
-    Open: lambda v, p, d: {"$open": [v.number, _printable(p)]},
-    OpenScalar: lambda v, p, d: {
-        "$scalar": [v.dtype, {"$open": [v.number, _printable(p)]}, v.container, v.device, v.requires_grad]
-    },
+    Open: lambda v, p, d: OpenPlace(v.number, p),
+    OpenScalar: lambda v, p, d: {"$scalar": [v.dtype, OpenPlace(v.number, p), v.container, v.device, v.requires_grad]},
 }
 
 
-def _printable(path: str) -> str:
-    return path.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _time_form(value: Any, path: str) -> Any:
+def _time_form(value: Any, path: Path) -> Any:
     text = _naive_or_fixed(value, path).isoformat()
     return [text, value.fold] if value.fold else text
 
 
-def _naive_or_fixed(value: Any, path: str) -> Any:
+def _naive_or_fixed(value: Any, path: Path) -> Any:
     if value.tzinfo is not None and not isinstance(value.tzinfo, datetime.timezone):
         raise RequestError(
             "a time with a named time zone cannot be stored exactly",
-            where=path,
+            where=_shown(path),
             expected="a naive time or one with a fixed offset (datetime.timezone)",
             found=repr(value.tzinfo),
         )
@@ -212,6 +248,6 @@ def _naive_or_fixed(value: Any, path: str) -> Any:
     if offset is not None and offset.microseconds:
         # Python itself does not read back what isoformat writes for some of these.
         raise RequestError(
-            "a time's offset cannot be stored exactly", where=path, expected="whole seconds", found=repr(offset)
+            "a time's offset cannot be stored exactly", where=_shown(path), expected="whole seconds", found=repr(offset)
         )
     return value

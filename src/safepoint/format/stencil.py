@@ -5,23 +5,22 @@ Spec: F4.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import msgspec
 
 from safepoint.errors import InternalError
-from safepoint.format.plain import encode_plain
+from safepoint.format.plain import OpenPlace, Path, encode_plain
 
-# Within a string of JSON no quotation mark stands without a backslash, so none can look like this.
-_OPEN = re.compile(rb'\{"\$open":\[(\d+),("(?:[^"\\]|\\.)*")\]\}')
+# Stands for an open place; within a text of JSON, this character is written as a backslash and digits.
+_OPEN = b"\0"
 
 
 class Stencil(msgspec.Struct, frozen=True):
     """Hold the text around the open places, and the path of each place for messages."""
 
     pieces: tuple[bytes, ...]
-    paths: tuple[str, ...]
+    paths: tuple[Path, ...]
 
     @classmethod
     def cut(cls, plain: object, *, path: str) -> Stencil:
@@ -30,11 +29,16 @@ class Stencil(msgspec.Struct, frozen=True):
         Raises:
             RequestError: As `encode_plain` does.
         """
-        parts = _OPEN.split(encode_text(plain, path=path))
-        pieces, numbers, paths = parts[::3], parts[1::3], parts[2::3]
-        if [int(number) for number in numbers] != list(range(len(numbers))):
+        places: list[OpenPlace] = []
+
+        def leave_open(place: OpenPlace) -> msgspec.Raw:
+            places.append(place)
+            return msgspec.Raw(_OPEN)
+
+        text = msgspec.json.Encoder(enc_hook=leave_open).encode(encode_plain(plain, path=path))
+        if [place.number for place in places] != list(range(len(places))):
             raise InternalError("the open places of a tree are not in order", where=path)
-        return cls(tuple(pieces), tuple(msgspec.json.decode(one, type=str) for one in paths))
+        return cls(tuple(text.split(_OPEN)), tuple([place.path for place in places]))
 
     def fill(self, texts: Sequence[bytes]) -> bytes:
         """Return the text of the tree, given that of each open place."""
@@ -44,7 +48,7 @@ class Stencil(msgspec.Struct, frozen=True):
         return b"".join(whole)
 
 
-def encode_text(plain: object, *, path: str = "") -> bytes:
+def encode_text(plain: object, *, path: Path = "") -> bytes:
     """Return a plain value as text, without white space.
 
     Raises:
