@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import tempfile
@@ -49,16 +50,16 @@ def kinds_of_writes(monkeypatch: pytest.MonkeyPatch, *, most: int | None = None)
     """Note of each write of this thread whether it passes by the cache, and its length; `most` cuts each short."""
     found: list[tuple[bool, int]] = []
     own = threading.get_ident()
-    real = os.write
+    real = os.pwrite
 
-    def noted(descriptor: int, data: memoryview) -> int:
+    def noted(descriptor: int, data: memoryview, offset: int) -> int:
         if threading.get_ident() != own:
-            return real(descriptor, data)
+            return real(descriptor, data, offset)
         passes = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
         found.append((passes, len(data)))
-        return real(descriptor, data[:most])
+        return real(descriptor, data[:most], offset)
 
-    monkeypatch.setattr(os, "write", noted)
+    monkeypatch.setattr(os, "pwrite", noted)
     return found
 
 
@@ -98,14 +99,14 @@ def test_short_writes_are_completed(storage: LocalStorage, monkeypatch: pytest.M
 def test_a_file_system_that_takes_the_flag_and_no_write_gets_ordinary_ones(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.write
+    real = os.pwrite
 
-    def write_once(descriptor: int, data: memoryview) -> int:
+    def write_once(descriptor: int, data: memoryview, offset: int) -> int:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, "no")
-        return real(descriptor, data)
+        return real(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "write", write_once)
+    monkeypatch.setattr(os, "pwrite", write_once)
     data = content()
     write(storage, data)
     assert storage.read("object", limit_bytes=SIZE) == data
@@ -156,10 +157,70 @@ def test_room_that_is_set_aside_does_not_count_as_written(storage: LocalStorage)
     assert storage.size("object") == PIECE
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_parts_may_be_written_in_any_order_by_any_thread(storage: LocalStorage, order: tuple[int, ...]) -> None:
+    data = content()
+    writer = storage.create("object", size_bytes=SIZE)
+    for number in order:
+        begin = number * 4 * PIECE
+        work = functools.partial(writer.write_at, data[begin : begin + 4 * PIECE], begin)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    writer.finish()
+    assert storage.read("object", limit_bytes=SIZE) == data
+
+
+def test_two_parts_that_are_written_at_a_time_do_not_wait_for_the_size_of_the_file(storage: LocalStorage) -> None:
+    """Two writes that make a file longer would wait for each other."""
+    writer = storage.create("object", size_bytes=SIZE)
+    writer.write_at(content()[:PIECE], 0)
+    assert storage.size("object") == SIZE
+    writer.finish()
+    assert storage.size("object") == PIECE
+
+
+@pytest.mark.parametrize("size_bytes", [0, SIZE])
+def test_a_missing_part_is_noticed_before_the_file_counts_as_durable(storage: LocalStorage, size_bytes: int) -> None:
+    writer = storage.create("object", size_bytes=size_bytes)
+    writer.write_at(content()[:PIECE], 0)
+    writer.write_at(content()[2 * PIECE :], 2 * PIECE)
+    with pytest.raises(
+        StorageError, match=f"expected {SIZE}; found {SIZE - PIECE}"
+    ):
+        writer.finish()
+
+
+def test_a_part_that_fails_leaves_the_file_open_for_the_thread_beside(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, found = os.pwrite, []
+
+    def fails_at_0(descriptor: int, data: memoryview, offset: int) -> int:
+        found.append(descriptor)
+        if offset == 0:
+            raise OSError(errno.EIO, "no")
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", fails_at_0)
+    writer = storage.create("object", size_bytes=SIZE)
+    with pytest.raises(StorageError, match="device failed"):
+        writer.write_at(content()[:PIECE], 0)
+    (descriptor,) = found
+    assert os.path.samestat(os.fstat(descriptor), os.stat(os.path.join(storage.url, "object")))
+    with pytest.raises(StorageError):
+        writer.write_at(content()[PIECE:], PIECE)
+    writer.abandon()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    with pytest.raises(StorageError):
+        writer.finish()
+
+
 def test_a_failure_past_the_cache_is_final(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = storage.create("object", size_bytes=SIZE)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", failing)
+        patch.setattr(os, "pwrite", failing)
         with pytest.raises(StorageError, match="device failed"):
             writer.write(content()[:PIECE])
     for call in (writer.finish, lambda: writer.write(content())):
@@ -167,7 +228,7 @@ def test_a_failure_past_the_cache_is_final(storage: LocalStorage, monkeypatch: p
             call()
 
 
-def failing(descriptor: int, data: memoryview) -> int:
+def failing(descriptor: int, data: memoryview, offset: int) -> int:
     raise OSError(errno.EIO, "no")
 
 

@@ -36,7 +36,7 @@ def test_errors_say_the_path_the_number_and_the_remedy(storage: LocalStorage, mo
         errno.EIO: "device failed",
     }
     for number, text in texts.items():
-        monkeypatch.setattr(os, "write", failing_with(number))
+        monkeypatch.setattr(os, "pwrite", failing_with(number))
         writer = storage.create(f"object-{number}")
         with pytest.raises(StorageError, match=text) as caught:
             writer.write(memoryview(b"data"))
@@ -61,8 +61,9 @@ def test_passing_failures_are_marked_retryable(
 
 def test_short_writes_and_reads_are_completed(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytes(range(256))
-    real_write, real_preadv = os.write, os.preadv
+    real_write, real_pwrite, real_preadv = os.write, os.pwrite, os.preadv
     monkeypatch.setattr(os, "write", lambda descriptor, view: real_write(descriptor, view[:100]))
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, view, at: real_pwrite(descriptor, view[:100], at))
     monkeypatch.setattr(os, "preadv", lambda descriptor, views, at: real_preadv(descriptor, [views[0][:100]], at))
     writer = storage.create("created")
     writer.write(memoryview(data))
@@ -90,7 +91,7 @@ def test_a_failed_sync_is_final(storage: LocalStorage, monkeypatch: pytest.Monke
 def test_a_failed_write_makes_the_object_unfinishable(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = storage.create("object")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", failing_with(errno.ENOSPC))
+        patch.setattr(os, "pwrite", failing_with(errno.ENOSPC))
         with pytest.raises(StorageError, match="disk is full"):
             writer.write(memoryview(b"data"))
     with pytest.raises(StorageError):

@@ -72,7 +72,7 @@ def steps(calls: str, root: Path) -> list[tuple[str, str]]:
         if match is None:
             continue
         call, arguments = match.groups()
-        if call in ("write", "fsync", "close", "ftruncate"):
+        if call in ("write", "pwrite64", "fsync", "close", "ftruncate"):
             path = re.search(r"<(.*?)>", arguments)
             subject = os.path.relpath(path[1], root) if path else ""
         else:
@@ -105,7 +105,7 @@ def test_finish_syncs_after_the_last_write_and_sync_folder_syncs_the_folder(root
         ("openat", "."),
         ("openat+O_EXCL", "object"),
         ("close", "."),
-        ("write", "object"),
+        ("pwrite64", "object"),
         ("fsync", "object"),
         ("close", "object"),
         ("openat", "."),

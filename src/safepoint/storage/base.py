@@ -11,8 +11,8 @@ Obligations that hold for every verb:
 3. Links are not followed below the root. What stands in the wrong place (a link, a device, a folder for an object or
    an object for a folder) is a `CorruptionError` for the verbs that read (`read`, `read_into`, `size`, `list`): a
    reader can then fall back. It is a `StorageError` for the others.
-4. Verbs may be called from several threads at once. One writer or appender belongs to one thread at a time, and one
-   file has one appender at a time.
+4. Verbs may be called from several threads at once. One writer (but see `Placing`) or appender belongs to one thread
+   at a time, and one file has one appender at a time.
 5. Nothing but `make_root` and `make_folder` makes folders: to create, publish, put or append in an absent one, or to
    sync it, is an `ObjectMissingError`.
 6. `list` shows a name as soon as the verb that gave it has returned; ``.tmp-`` objects that a dead process left behind
@@ -22,7 +22,7 @@ Obligations that hold for every verb:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from safepoint.errors import RequestError
 
@@ -65,6 +65,17 @@ class ObjectWriter(Protocol):
         """Close without any claim about the bytes. The object may remain, as garbage.
 
         Idempotent, also after `finish`. Never raises `StorageError`.
+        """
+
+
+@runtime_checkable
+class Placing(ObjectWriter, Protocol):
+    """A writer that takes the parts of an object in any order, from several threads at once."""
+
+    def write_at(self, data: memoryview, offset_bytes: int) -> None:
+        """Write all bytes of `data` at their place in the object; otherwise as `write`, beside which it is not used.
+
+        Every part is written once, none over another. `finish` raises `StorageError` where one is missing.
         """
 
 

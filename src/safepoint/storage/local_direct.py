@@ -1,7 +1,8 @@
 """Write past the system's cache, and set room for a file aside.
 
 1. Support is tried, never assumed: where a file system refuses, the file is written like any other.
-2. Room that is set aside does not show in a file's size, which is that of what was written.
+2. Room that is set aside does not show in a file's size, unless that is asked for: writes within a file's size can be
+   under way at the same time, those that make it longer wait for each other.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ _KEEP_SIZE = 1
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EPERM})
 
 
-def reserve(descriptor: int, size_bytes: int) -> None:
+def reserve(descriptor: int, size_bytes: int, *, shows: bool) -> None:
     """Set room aside for a file that is still empty; do nothing where the file system cannot.
 
-    Raises `OSError` where there is not so much room. `posix_fallocate` will not do: where there is no such call, it
-    writes a byte into every block.
+    With `shows` the file has this size from then on, and reads as zeroes. Raises `OSError` where there is not so much
+    room. `posix_fallocate` will not do: where there is no such call, it writes a byte into every block.
     """
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sys.platform == "linux" else None
     if call is None:
         return
-    if call(descriptor, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size_bytes)) != 0:
+    if call(descriptor, 0 if shows else _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size_bytes)) != 0:
         number = ctypes.get_errno()
         if number not in _UNSUPPORTED:
             raise OSError(number, os.strerror(number))
@@ -47,7 +48,7 @@ def pass_cache(descriptor: int, *, is_on: bool) -> bool:
     return False
 
 
-def write_blocks(descriptor: int, data: memoryview) -> int:
+def write_blocks(descriptor: int, data: memoryview, offset_bytes: int) -> int:
     """Write whole blocks past the cache, as many as the system takes; return how many bytes that was.
 
     Fewer than the whole blocks of `data` are taken where memory or file do not suit. Raises `OSError`.
@@ -56,7 +57,7 @@ def write_blocks(descriptor: int, data: memoryview) -> int:
     written_bytes = 0
     while written_bytes < end:
         try:
-            count = os.write(descriptor, data[written_bytes:end])
+            count = os.pwrite(descriptor, data[written_bytes:end], offset_bytes + written_bytes)
         except OSError as exc:
             if exc.errno == errno.EINVAL:
                 break

@@ -8,14 +8,16 @@ import errno
 import fcntl
 import os
 import sys
+import threading
 
-from safepoint.errors import RequestError
+from safepoint.errors import RequestError, StorageError
 from safepoint.storage.base import byte_view, check_line
 from safepoint.storage.failures import storage_error, translated
 from safepoint.storage.local_direct import pass_cache, reserve, write_blocks
 
 # Below this size the cache costs less than the system calls that avoid it.
 _LARGE_BYTES = 8 << 20
+_CLOSED = -1
 
 
 class _State(enum.Enum):
@@ -25,7 +27,7 @@ class _State(enum.Enum):
 
 
 class LocalWriter:
-    """Write one new file from front to back; it owns the descriptor.
+    """Write one new file; it owns the descriptor.
 
     A large file gets its room at the first write, and its whole blocks pass by the cache while the system takes them.
     The rest, at least the last part of a block, goes through the cache.
@@ -35,21 +37,30 @@ class LocalWriter:
         self._descriptor = descriptor
         self._where = where
         self._state = _State.OPEN
+        self._lock = threading.Lock()
         self._expected_bytes = size_bytes if size_bytes >= _LARGE_BYTES else 0
         self._passes_cache = False
+        self._shown_bytes = 0
+        # Where the furthest write ended, and how much was written in all.
+        self._end = self._written_bytes = 0
 
     def write(self, data: memoryview) -> None:
-        """Write all bytes; a failure is final for this file."""
+        """Write all bytes behind what was written; a failure is final for this file."""
         self._require_open("write")
-        view = byte_view(data)
         try:
-            with translated("write", self._where):
-                self._make_room()
-                if self._passes_cache:
-                    view = view[self._write_blocks(view) :]
-                write_all(self._descriptor, view)
+            self._write(data, self._end, shows_room=False)
         except BaseException:
-            self._close(_State.FAILED)
+            self._fail()
+            raise
+
+    def write_at(self, data: memoryview, offset_bytes: int) -> None:
+        """Write all bytes at their place; see `safepoint.storage.base.Placing`."""
+        self._require_open("write")
+        try:
+            self._write(data, offset_bytes, shows_room=True)
+        except BaseException:
+            # Another thread may be writing: were it closed now, its descriptor might be that of another file by then.
+            self._state = _State.FAILED
             raise
 
     def finish(self) -> None:
@@ -57,38 +68,67 @@ class LocalWriter:
         self._require_open("finish")
         try:
             with translated("sync", self._where):
+                self._check_is_whole()
                 sync_descriptor(self._descriptor)
         except BaseException:
             # The kernel may have dropped the pages and forgotten the error: a second sync would say yes to nothing.
-            self._close(_State.FAILED)
+            self._fail()
             raise
         self._state = _State.FAILED
         with translated("close", self._where):
-            os.close(self._descriptor)
+            self._close()
         self._state = _State.CLOSED
 
     def abandon(self) -> None:
         """Close without a sync."""
         if self._state is _State.OPEN:
-            self._close(_State.CLOSED)
+            self._state = _State.CLOSED
+        with contextlib.suppress(OSError):
+            self._close()
 
-    def _make_room(self) -> None:
+    def _write(self, data: memoryview, offset_bytes: int, *, shows_room: bool) -> None:
+        view = byte_view(data)
+        with translated("write", self._where):
+            with self._lock:
+                self._make_room(shows=shows_room)
+            done = self._write_blocks(view, offset_bytes) if self._passes_cache else 0
+            write_all_at(self._descriptor, view[done:], offset_bytes + done)
+        with self._lock:
+            self._end = max(self._end, offset_bytes + len(view))
+            self._written_bytes += len(view)
+
+    def _make_room(self, *, shows: bool) -> None:
         size_bytes, self._expected_bytes = self._expected_bytes, 0
         if size_bytes:
-            reserve(self._descriptor, size_bytes)
+            self._shown_bytes = size_bytes if shows else 0
+            reserve(self._descriptor, size_bytes, shows=shows)
             self._passes_cache = pass_cache(self._descriptor, is_on=True)
 
-    def _write_blocks(self, view: memoryview) -> int:
-        written_bytes = write_blocks(self._descriptor, view)
+    def _write_blocks(self, view: memoryview, offset_bytes: int) -> int:
+        written_bytes = write_blocks(self._descriptor, view, offset_bytes)
         if written_bytes < len(view):
             # What is left does not end a block, or does not suit; nothing after it begins one.
             self._passes_cache = pass_cache(self._descriptor, is_on=False)
         return written_bytes
 
-    def _close(self, state: _State) -> None:
-        self._state = state
+    def _check_is_whole(self) -> None:
+        """Have the file end where the furthest write did, and raise `StorageError` where there is a gap before that."""
+        if self._written_bytes != self._end:
+            raise StorageError(
+                "a part of an object was not written", where=self._where, expected=self._end, found=self._written_bytes
+            )
+        if self._shown_bytes > self._end:
+            os.ftruncate(self._descriptor, self._end)
+
+    def _fail(self) -> None:
+        self._state = _State.FAILED
         with contextlib.suppress(OSError):
-            os.close(self._descriptor)
+            self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, _CLOSED
+        if descriptor != _CLOSED:
+            os.close(descriptor)
 
     def _require_open(self, doing: str) -> None:
         if self._state is _State.FAILED:
@@ -153,7 +193,7 @@ def write_all(descriptor: int, data: memoryview) -> None:
         written_bytes += count
 
 
-def write_all_at(descriptor: int, data: bytes, offset_bytes: int) -> int:
+def write_all_at(descriptor: int, data: bytes | memoryview, offset_bytes: int) -> int:
     """Write all of `data` at an offset and return its length; raises `OSError` if the system takes no more."""
     written_bytes = 0
     while written_bytes < len(data):
