@@ -8,7 +8,6 @@ import random
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import xxhash
@@ -209,93 +208,6 @@ def test_no_piece_is_filled_again_before_it_is_written(chance: random.Random) ->
     writer = Lagging(origin, form.size_bytes)
     pour(writer, form, origin)
     assert writer.data == form.header + content
-
-
-class Unordered:
-    """A writer of parts that takes one part only after the next one, and the first after all that may be made."""
-
-    def __init__(self, origin: Filling, size_bytes: int) -> None:
-        self.data = bytearray(size_bytes)
-        self.most = 0
-        self.fails_at: int | None = None
-        self.events: list[str] = []
-        self._origin, self._under_way, self._changed = origin, 0, threading.Condition()
-        self._done: set[int] = set()
-
-    def write(self, data: memoryview) -> None:
-        raise AssertionError("parts have places")
-
-    def write_at(self, data: memoryview, offset_bytes: int) -> None:
-        with self._changed:
-            self._under_way += 1
-            self.most = max(self.most, self._under_way)
-        if offset_bytes == 0:
-            assert self._origin.wait_for(min((1 + self._origin.depth) * PIECE, len(self.data)))
-        elif offset_bytes // PIECE % 2 == 0 and offset_bytes + PIECE < len(self.data):
-            with self._changed:
-                assert self._changed.wait_for(
-                    lambda: offset_bytes + PIECE in self._done or self.fails_at is not None, LONGEST_WAIT_S
-                )
-        if offset_bytes == self.fails_at:
-            raise StorageError("no")
-        self.data[offset_bytes : offset_bytes + len(data)] = data
-        with self._changed:
-            self._under_way -= 1
-            self._done.add(offset_bytes)
-            self._changed.notify_all()
-
-    def finish(self) -> None:
-        self.events.append("finish")
-
-    def abandon(self) -> None:
-        self.events.append(f"abandon beside {len(writing_threads())}")
-
-
-def test_two_pieces_are_under_way_where_they_have_places_and_none_is_filled_again_before(
-    chance: random.Random,
-) -> None:
-    content = chance.randbytes(20 * PIECE + 17)
-    form = form_of([box("w", len(content))], is_alone=True)
-    origin = Filling(live(form, [Dense(content)]))
-    writer = Unordered(origin, form.size_bytes)
-    pour(writer, form, origin)
-    assert writer.data == form.header + content
-    assert writer.most == 2
-    assert writer.events == ["finish"]
-
-
-@pytest.mark.parametrize("number", [0, 1, 2, 7, 20])
-def test_a_failure_of_one_of_two_pieces_ends_both_threads_before_the_file_is_closed(
-    number: int, chance: random.Random
-) -> None:
-    """Closed under a thread that still writes, its descriptor might be that of another file by then. Spec: C3.2."""
-    form = form_of([box("w", 20 * PIECE)], is_alone=True)
-    origin = Filling(live(form, [Dense(chance.randbytes(20 * PIECE))]))
-    writer = Unordered(origin, form.size_bytes)
-    writer.fails_at = number * PIECE
-    with pytest.raises(StorageError):
-        pour(writer, form, origin)
-    assert writer.events == ["abandon beside 0"]
-    assert not writing_threads()
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_the_file_is_whole_with_as_many_threads_as_the_system_gives(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int, chance: random.Random
-) -> None:
-    start = threading.Thread.start
-
-    def limited(thread: threading.Thread) -> None:
-        if thread.name == "safepoint-write" and len(writing_threads()) >= count:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
-    content = chance.randbytes(20 * PIECE + 17)
-    form = form_of([box("w", len(content))], is_alone=True)
-    storage = LocalStorage(tmp_path)
-    pour(storage.create("file", size_bytes=form.size_bytes), form, live(form, [Dense(content)]))
-    assert (tmp_path / "file").read_bytes() == form.header + content
 
 
 @pytest.mark.parametrize("number", [0, 1, 4, 20])

@@ -185,9 +185,7 @@ def test_a_missing_part_is_noticed_before_the_file_counts_as_durable(storage: Lo
     writer = storage.create("object", size_bytes=size_bytes)
     writer.write_at(content()[:PIECE], 0)
     writer.write_at(content()[2 * PIECE :], 2 * PIECE)
-    with pytest.raises(
-        StorageError, match=f"expected {SIZE}; found {SIZE - PIECE}"
-    ):
+    with pytest.raises(StorageError, match=f"expected {SIZE}; found {SIZE - PIECE}"):
         writer.finish()
 
 

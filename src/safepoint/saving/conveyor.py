@@ -41,7 +41,14 @@ class Conveyor:
         self._end_bytes = 0
         self._waiting: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._under_way: deque[_Piece] = deque()
-        self._threads = self._started(min(depth, _MOST_THREADS if isinstance(writer, Placing) else 1))
+        try:
+            self._threads = self._started(min(depth, _MOST_THREADS if isinstance(writer, Placing) else 1))
+        except BaseException:
+            # An interrupt came while a thread was started, which may run: it finds nothing to write.
+            for _ in range(_MOST_THREADS):
+                self._waiting.put(None)
+            writer.abandon()
+            raise
 
     def put(self, piece: memoryview) -> None:
         """Let a piece be written; wait for room.
