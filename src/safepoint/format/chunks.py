@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 
 import msgspec
 import numpy
@@ -26,6 +27,8 @@ DIGEST_BYTES = HEX_LENGTH // 2
 
 # Products of floats are off by less than this part of them.
 _CERTAIN = 1 - 2**-20
+
+_chunks_of, _rows_of, _digest_of = attrgetter("chunks"), attrgetter("rows"), attrgetter("digest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +102,73 @@ class IndexColumns:
         return IndexColumns(columns_from(frame_of(tensors, {}), self.boxes.table[:, places]), chunks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """Hold what an index lists of all chunks, column by column, and how many each box has.
+
+    `rows` has two columns; `digests` are rows of bytes, None where one is none.
+    """
+
+    counts: Table
+    rows: Table
+    objects: Table
+    offsets: Table
+    sizes_bytes: Table
+    digests: numpy.typing.NDArray[numpy.uint8] | None
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> _Listed:
+        """Return the columns of some boxes, of which nothing is known but their types."""
+        chunks = list(chain.from_iterable(map(_chunks_of, tensors)))
+
+        def column(name: str) -> Table:
+            return numpy.fromiter(map(attrgetter(name), chunks), numpy.int64, len(chunks))
+
+        return cls(
+            numpy.fromiter(map(len, map(_chunks_of, tensors)), numpy.int64, len(tensors)),
+            numpy.fromiter(chain.from_iterable(map(_rows_of, chunks)), numpy.int64, 2 * len(chunks)).reshape(-1, 2),
+            column("object"),
+            column("offset_bytes"),
+            column("size_bytes"),
+            _joined_digests(list(map(_digest_of, chunks))),
+        )
+
+
 class IndexReader:
     """Make columns of indexes, and what names their boxes only once for all indexes that name them alike."""
 
     def __init__(self) -> None:
         self._frames: dict[str, Frame] = {}
+        # The columns of the index that was looked at last: whoever looks whether it is sound asks for them next.
+        self._last: tuple[Index, _Listed] | None = None
+
+    def are_boxes_sound(self, index: Index) -> bool:
+        """Return what `are_boxes_sound` does."""
+        return _are_sound(index, self._listed(index))
 
     def columns_of(self, index: Index) -> IndexColumns:
         """Return the columns of an index that is sound."""
-        tensors = index.tensors
+        tensors, listed = index.tensors, self._listed(index)
         held = tuple(HeldTensor(one.item, one.name, one.dtype, one.global_shape) for one in tensors)
-        offsets = list(chain.from_iterable(one.offset for one in tensors))
-        lengths = list(chain.from_iterable(one.shape for one in tensors))
+        offsets = list(chain.from_iterable(map(attrgetter("offset"), tensors)))
+        lengths = list(chain.from_iterable(map(attrgetter("shape"), tensors)))
         table = numpy.array([offsets, lengths], numpy.int64)
-        chunks = [chunk for one in tensors for chunk in one.chunks]
-        digests = bytes.fromhex("".join([chunk.digest for chunk in chunks]))
+        assert listed.digests is not None
         return IndexColumns(
             columns_from(frame_of(held, self._frames), table),
             Chunks(
-                narrowed(numpy.cumsum([len(one.chunks) for one in tensors], dtype=numpy.int64)),
-                narrowed(numpy.array([chunk.rows[1] for chunk in chunks], numpy.int64)),
-                narrowed(numpy.array([chunk.object for chunk in chunks], numpy.int64)),
-                narrowed(numpy.array([chunk.offset_bytes for chunk in chunks], numpy.int64)),
-                numpy.frombuffer(digests, numpy.uint8).reshape(len(chunks), DIGEST_BYTES),
+                narrowed(numpy.cumsum(listed.counts)),
+                narrowed(listed.rows[:, 1]),
+                narrowed(listed.objects),
+                narrowed(listed.offsets),
+                listed.digests,
             ),
         )
+
+    def _listed(self, index: Index) -> _Listed:
+        if self._last is None or self._last[0] is not index:
+            self._last = index, _Listed.of(index.tensors)
+        return self._last[1]
 
 
 def frame_of(tensors: tuple[HeldTensor, ...], known: dict[str, Frame]) -> Frame:
@@ -139,20 +184,22 @@ def are_boxes_sound(index: Index) -> bool:
 
     Spec: F3.6, F3.8, F3.9, F3.10.
     """
+    return _are_sound(index, _Listed.of(index.tensors))
+
+
+def _are_sound(index: Index, listed: _Listed) -> bool:
     sizes = _sizes(index.tensors)
     if sizes is None:
         return False
     rows, row_bytes = sizes
-    tensors = index.tensors
-    chunks = [chunk for one in tensors for chunk in one.chunks]
-    digests = _joined_digests(chunks)
-    if digests is None or any(chunk.object >= len(index.objects) for chunk in chunks):
+    objects, offsets, sizes_bytes = listed.objects, listed.offsets, listed.sizes_bytes
+    if listed.digests is None or (objects >= len(index.objects)).any():
         return False
-    counts = numpy.array([len(one.chunks) for one in tensors], numpy.int64)
+    counts = listed.counts
     ends = numpy.cumsum(counts)
-    starts, stops = (numpy.array([chunk.rows[side] for chunk in chunks], numpy.int64) for side in (0, 1))
-    owners = numpy.repeat(numpy.arange(len(tensors)), counts)
-    before = numpy.zeros(len(chunks), numpy.int64)
+    starts, stops = listed.rows.T
+    owners = numpy.repeat(numpy.arange(len(counts)), counts)
+    before = numpy.zeros(len(stops), numpy.int64)
     before[1:] = stops[:-1]
     is_filled = counts > 0
     before[(ends - counts)[is_filled]] = 0
@@ -160,15 +207,12 @@ def are_boxes_sound(index: Index) -> bool:
         return False
     if not (stops[ends[is_filled] - 1] == rows[is_filled]).all() or rows[~is_filled].any():
         return False
-    sizes_bytes = numpy.array([chunk.size_bytes for chunk in chunks], numpy.int64)
     if not (sizes_bytes == (stops - starts) * row_bytes[owners]).all():
         return False
-    offsets = numpy.array([chunk.offset_bytes for chunk in chunks], numpy.int64)
-    objects = numpy.array([chunk.object for chunk in chunks], numpy.int64)
     limits = numpy.array([reference.size_bytes for reference in index.objects], numpy.int64)
     if not (offsets <= limits[objects] - sizes_bytes).all():
         return False
-    return _are_files_filled(index, objects, offsets, sizes_bytes, digests)
+    return _are_files_filled(index, objects, offsets, sizes_bytes, listed.digests)
 
 
 def _sizes(tensors: Sequence[Tensor]) -> tuple[Table, Table] | None:
@@ -200,10 +244,9 @@ def _sizes(tensors: Sequence[Tensor]) -> tuple[Table, Table] | None:
     return rows, row_bytes
 
 
-def _joined_digests(chunks: Sequence[Chunk]) -> numpy.typing.NDArray[numpy.uint8] | None:
+def _joined_digests(texts: Sequence[str]) -> numpy.typing.NDArray[numpy.uint8] | None:
     """Return the digests as rows of bytes; None where one is none."""
-    texts = [chunk.digest for chunk in chunks]
-    if any(len(text) != HEX_LENGTH for text in texts):
+    if not {HEX_LENGTH}.issuperset(map(len, texts)):
         return None
     joined = "".join(texts)
     try:
@@ -213,7 +256,7 @@ def _joined_digests(chunks: Sequence[Chunk]) -> numpy.typing.NDArray[numpy.uint8
     # Spaces and capital letters would have been taken as well.
     if data.hex() != joined:
         return None
-    return numpy.frombuffer(data, numpy.uint8).reshape(len(chunks), DIGEST_BYTES)
+    return numpy.frombuffer(data, numpy.uint8).reshape(len(texts), DIGEST_BYTES)
 
 
 def _are_files_filled(

@@ -25,7 +25,7 @@ _NARROW_LIMIT = 1 << 31
 Table = numpy.typing.NDArray[numpy.integer]
 
 
-class HeldTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class HeldTensor(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """Name the tensor of a box."""
 
     item: str

@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 60
 Shape = tuple[int, ...]
 
 
-class Box(msgspec.Struct, frozen=True):
+class Box(msgspec.Struct, frozen=True, gc=False):
     """Name a rectangular part of a tensor: where it begins and how large it is, per axis, in elements."""
 
     offset: Shape

@@ -29,7 +29,7 @@ class ObjectReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
 
 
-class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Chunk(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Name the bytes of a range of rows: `object` counts in the index's list, `offset_bytes` from the file's begin."""
 
     rows: tuple[Count, Count]
@@ -39,7 +39,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
 
 
-class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Tensor(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Describe one box of one tensor: `item` is the item's name, `name` the tensor's within it.
 
     An index may list several boxes of one tensor, at different offsets.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 
-class TensorLeaf(msgspec.Struct, frozen=True):
+class TensorLeaf(msgspec.Struct, frozen=True, gc=False):
     """Stand for a tensor whose bytes lie in the data file under `name` (within the item).
 
     `container` says what holds it in Python: ``tensor``, ``parameter``, ``buffer`` or ``ndarray``; `device` is the kind
@@ -21,7 +21,7 @@ class TensorLeaf(msgspec.Struct, frozen=True):
     requires_grad: bool = False
 
 
-class ScalarLeaf(msgspec.Struct, frozen=True):
+class ScalarLeaf(msgspec.Struct, frozen=True, gc=False):
     """Stand for a 0-dim tensor; `data` are its bytes, little-endian."""
 
     dtype: str
@@ -31,7 +31,7 @@ class ScalarLeaf(msgspec.Struct, frozen=True):
     requires_grad: bool = False
 
 
-class ViewLeaf(msgspec.Struct, frozen=True):
+class ViewLeaf(msgspec.Struct, frozen=True, gc=False):
     """Stand for a view of the one-dimensional tensor stored under `name`; offset and strides count elements."""
 
     name: str

@@ -14,7 +14,7 @@ import msgspec
 
 from safepoint.format.digest import digest_bytes
 from safepoint.restoring.plan import ChunkRead
-from safepoint.state.item import Place, Source, Target, placed
+from safepoint.state.item import Place
 
 # What a box of a tensor holds: by item, tensor name, offset and shape.
 BoxKey = tuple[str, str, tuple[int, ...], tuple[int, ...]]
@@ -50,11 +50,11 @@ class Arrival(msgspec.Struct, frozen=True):
         return next(((expected, found) for expected, found in pairs if expected != found), None)
 
 
-def arrival_of(target: Target, memory: memoryview, chunks: Iterable[ChunkRead]) -> Arrival:
+def arrival_of(place: Place | None, memory: memoryview, chunks: Iterable[ChunkRead]) -> Arrival:
     """Return what a target was filled with; it has been committed.
 
     Args:
-        target: The target.
+        place: What its `commit` told.
         memory: What its memory was, filled.
         chunks: Those that fed it, all of which have matched.
     """
@@ -64,15 +64,9 @@ def arrival_of(target: Target, memory: memoryview, chunks: Iterable[ChunkRead]) 
             ranges = [(0, len(memory), digest_bytes(memory))]
             break
         ranges.append((chunk.begin, chunk.begin + chunk.size_bytes, chunk.digest))
-    ranges.sort()
-    place = place_of(target)
+    if len(ranges) > 1:
+        ranges.sort()
     return Arrival(tuple(ranges)) if place is None else Arrival(tuple(ranges), place, sample_of(memory), memory)
-
-
-def place_of(one: Source | Target) -> Place | None:
-    """Return where the bytes lie in live memory, just as they are stored; None where they do not, or it is not told."""
-    found = placed(one)
-    return None if found is None else found.place()
 
 
 def sample_of(memory: memoryview) -> bytes:

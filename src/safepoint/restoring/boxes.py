@@ -38,7 +38,7 @@ class TensorKey:
         return f"{self.item}/{self.name}{owner}"
 
 
-class StoredBox(msgspec.Struct, frozen=True):
+class StoredBox(msgspec.Struct, frozen=True, gc=False):
     """Hold one stored box of a tensor, the paths that its chunks are numbered by, and the rank whose index names it."""
 
     tensor: Tensor

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from safepoint.format.blocks import Inventory
-from safepoint.format.chunks import IndexReader, are_boxes_sound
+from safepoint.format.chunks import IndexReader
 from safepoint.format.columns import Columns, encode_columns
 from safepoint.format.digest import digest_bytes
 from safepoint.format.index import Index, ObjectReference, Tensor
@@ -133,7 +133,7 @@ def examine_share(
     trees: dict[str, dict[int, Any]] = {}
     known: set[tuple[str, str]] = set()
     for rank, text in zip(ranks, _texts(storage, references), strict=True):
-        index = decode_text(manifest, rank, text, are_boxes_sound=are_boxes_sound)
+        index = decode_text(manifest, rank, text, are_boxes_sound=reader.are_boxes_sound)
         check_items_of(manifest, index)
         stored = StoredIndex.of(index, reader.columns_of(index), keeps_records=len(ranks) == 1)
         _check_own(manifest, stored)

@@ -39,7 +39,7 @@ class TargetBox(msgspec.Struct, frozen=True):
     box: Box
 
 
-class ChunkRead(msgspec.Struct, frozen=True):
+class ChunkRead(msgspec.Struct, frozen=True, gc=False):
     """Name one chunk: where it lies in its file and in its tensor, and which targets it feeds.
 
     With `begin` it is read in place, from that byte of its one target on; without, it is read through a buffer,

@@ -23,11 +23,12 @@ from types import MappingProxyType
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.digest import digest_bytes, running_digest
 from safepoint.format.extent import Box
-from safepoint.restoring.arrival import Arrival, BoxKey, arrival_of, place_of
+from safepoint.restoring.arrival import Arrival, BoxKey, arrival_of
 from safepoint.restoring.boxes import copy_overlap
 from safepoint.restoring.plan import ChunkRead, TensorRead
 from safepoint.restoring.runs import RUN_BYTES, Batch, Run, batches_of
 from safepoint.restoring.workers import Workers
+from safepoint.state.item import is_temporary
 from safepoint.storage.base import Storage
 from safepoint.storage.reading import ObjectReader, Streaming, aligned_buffer, opened
 
@@ -94,7 +95,7 @@ def read(
 def _held_bytes(batch: Batch) -> int:
     """Return how much temporary memory the targets of a batch take until they are committed."""
     targets = [one.target for tensor in batch.tensors for one in tensor.targets]
-    return sum(target.nbytes for target in targets if place_of(target) is None)
+    return sum(target.nbytes for target in targets if is_temporary(target))
 
 
 def _sum_of(begun: Sequence[_Begun]) -> int:
@@ -106,12 +107,12 @@ def _finish(begun: _Begun, workers: Workers, arrivals: dict[BoxKey, Arrival] | N
     size_bytes = sum(workers.result_of(task) for task in begun.tasks)
     for tensor, memories in zip(begun.batch.tensors, begun.memories, strict=True):
         for number, (one, memory) in enumerate(zip(tensor.targets, memories, strict=True)):
-            one.target.commit()
+            place = one.target.commit()
             if arrivals is not None:
                 is_alone = len(memories) == 1
                 chunks = tensor.chunks if is_alone else (chunk for chunk in tensor.chunks if number in chunk.feeds)
                 key = (tensor.item, tensor.name, one.box.offset, one.box.shape)
-                arrivals[key] = arrival_of(one.target, memory, chunks)
+                arrivals[key] = arrival_of(place, memory, chunks)
     return size_bytes
 
 
@@ -172,7 +173,9 @@ def _compare(found: str, tensor: TensorRead, chunk: ChunkRead) -> None:
 def _part_of(memories: Sequence[memoryview], chunk: ChunkRead) -> memoryview:
     """Return where a chunk that is read in place has its place."""
     assert chunk.begin is not None
-    return memories[chunk.feeds[0]][chunk.begin : chunk.begin + chunk.size_bytes]
+    memory = memories[chunk.feeds[0]]
+    # Most chunks are a whole tensor, and a view of each would take longer than its digest.
+    return memory if len(memory) == chunk.size_bytes else memory[chunk.begin : chunk.begin + chunk.size_bytes]
 
 
 def _in_rows(

@@ -27,7 +27,7 @@ from safepoint.format.plain import decode_plain
 STREAMS_ITEM = "rng"
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+class TensorSpec(msgspec.Struct, frozen=True, gc=False):
     """Describe one stored tensor, or one box of it.
 
     `shape` is that of the box, `global_shape` that of the whole tensor, `offset` where the box begins in it. On one
@@ -41,7 +41,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     offset: tuple[int, ...]
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Name live host memory that holds a box's bytes just as they are stored.
 
     `writes` is how often it was written to, by a count that sees what goes through the framework and no more.
@@ -79,19 +79,27 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Placed(Protocol):
-    """A source or a target that tells where its bytes lie; a target does so before and after `commit`."""
+    """A source that tells where its bytes lie."""
 
     def place(self) -> Place | None:
         """Return where the bytes lie in live memory; None where they do not lie there as they are stored."""
 
     def memory(self) -> memoryview:
-        """Return that memory; asked only of what has a place, or of a target."""
+        """Return that memory; asked only of what has a place."""
 
 
 def placed(one: Any) -> Placed | None:
-    """Return a source or a target that tells where its bytes lie; None for one that does not."""
+    """Return a source that tells where its bytes lie; None for one that does not."""
     # For many small tensors, asking isinstance() of a protocol takes longer than all else that is done with them.
     return one if hasattr(one, "place") else None
+
+
+def is_temporary(one: Any) -> bool:
+    """Return whether the memory of a target is given back when it is committed; it is, where the target does not say.
+
+    A target says so by an attribute `is_in_place`.
+    """
+    return not getattr(one, "is_in_place", False)
 
 
 class Source(Protocol):
@@ -193,8 +201,11 @@ class Target(Protocol):
     def memory(self) -> memoryview:
         """Return writable host memory of exactly `nbytes` bytes, valid until `commit`."""
 
-    def commit(self) -> None:
-        """Move the filled bytes to where they belong, and let go of temporary memory."""
+    def commit(self) -> Place | None:
+        """Move the filled bytes to where they belong, and let go of temporary memory.
+
+        Returns where they lie now, if it is the very memory that was filled; None where it is not, or is not known.
+        """
 
 
 class BoxTarget(Target, Protocol):

@@ -89,12 +89,14 @@ class _Box:
     def memory(self) -> memoryview:
         return self._in_place().memory()
 
-    def place(self) -> Place | None:
-        return self._in_place().place()
+    @property
+    def is_in_place(self) -> bool:
+        return self._in_place().is_in_place
 
-    def commit(self) -> None:
-        self._in_place().commit()
+    def commit(self) -> Place | None:
+        place = self._in_place().commit()
         self._inner = None
+        return place
 
     def _in_place(self) -> InPlaceTarget:
         if self._inner is None:

@@ -119,7 +119,8 @@ class TensorSource(msgspec.Struct, frozen=True):
 
     def place(self) -> Place | None:
         """Return where the bytes lie; see `safepoint.state.item.Placed`."""
-        return place_of(self.tensor, self.tensor.dtype)
+        tensor = self.tensor
+        return _place_at(tensor.data_ptr(), tensor) if is_direct(tensor, tensor.dtype) else None
 
     def memory(self) -> memoryview:
         """Return the live memory itself; only of a tensor that has a place."""
@@ -146,12 +147,13 @@ class InPlaceTarget:
     is converted by the copy.
     """
 
-    __slots__ = ("_staging", "dtype", "shape", "tensor")
+    __slots__ = ("_address", "_staging", "dtype", "is_in_place", "tensor")
 
     def __init__(self, tensor: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
         self.tensor = tensor
         self.dtype = dtype or tensor.dtype
-        self.shape = tuple(tensor.shape)
+        self.is_in_place = is_direct(tensor, self.dtype)
+        self._address = 0
         self._staging: torch.Tensor | None = None
 
     @property
@@ -161,23 +163,23 @@ class InPlaceTarget:
 
     def memory(self) -> memoryview:
         """Return the live memory itself where it can be written directly, else a temporary's."""
-        if is_direct(self.tensor, self.dtype):
+        if self.is_in_place:
+            self._address = self.tensor.data_ptr()
             return as_memory(self.tensor)
         if self._staging is None:
-            self._staging = torch.empty(self.shape, dtype=self.dtype)
+            self._staging = torch.empty(self.tensor.shape, dtype=self.dtype)
         return as_memory(self._staging)
 
-    def place(self) -> Place | None:
-        """Return where the bytes lie; see `safepoint.state.item.Placed`."""
-        return place_of(self.tensor, self.dtype)
-
-    def commit(self) -> None:
+    def commit(self) -> Place | None:
         """Copy the temporary into the live tensor, if there is one, and tell autograd that the tensor has changed."""
-        staging, self._staging = self._staging, None
+        tensor, staging = self.tensor, self._staging
+        self._staging = None
         if staging is not None:
-            write_into(self.tensor, staging)
-        elif self.tensor.numel() and not self.tensor.is_inference():
-            torch.autograd.graph.increment_version(self.tensor)
+            write_into(tensor, staging)
+            return None
+        if tensor.numel() and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+        return _place_at(self._address, tensor)
 
 
 class NewTensorTarget:
@@ -188,11 +190,12 @@ class NewTensorTarget:
         device: Where the tensor shall live; the bytes arrive in host memory first.
     """
 
-    __slots__ = ("_device", "_staging", "spec", "tensor")
+    __slots__ = ("_device", "_staging", "is_in_place", "spec", "tensor")
 
     def __init__(self, spec: TensorSpec, device: torch.device) -> None:
         self.spec = spec
         self.tensor: torch.Tensor | None = None
+        self.is_in_place = device.type == "cpu"
         self._device = device
         self._staging: torch.Tensor | None = None
 
@@ -205,17 +208,14 @@ class NewTensorTarget:
         """Return the memory of the tensor being made."""
         return as_memory(self._staged())
 
-    def place(self) -> Place | None:
-        """Return where the bytes lie, which is where they arrive if the tensor shall live in host memory."""
-        if self._device.type != "cpu":
-            return None
-        tensor = self._staged() if self.tensor is None else self.tensor
-        return place_of(tensor, tensor.dtype)
-
-    def commit(self) -> None:
+    def commit(self) -> Place | None:
         """Make `tensor` available on its device."""
         staging, self._staging = self._staged(), None
-        self.tensor = staging.to(self._device)
+        if not self.is_in_place:
+            self.tensor = staging.to(self._device)
+            return None
+        self.tensor = staging
+        return _place_at(staging.data_ptr(), staging)
 
     def _staged(self) -> torch.Tensor:
         if self._staging is None:
@@ -223,10 +223,10 @@ class NewTensorTarget:
         return self._staging
 
 
-def place_of(live: torch.Tensor, dtype: torch.dtype) -> Place | None:
-    """Return where a tensor's bytes lie, as `Placed` says; None also for a tensor that does not count its writes."""
-    writes = version_of(live)
-    return Place(live.data_ptr(), writes) if writes is not None and is_direct(live, dtype) else None
+def _place_at(address: int, tensor: torch.Tensor) -> Place | None:
+    """Return a place in memory as a tensor is now; None for a tensor that does not count its writes."""
+    writes = version_of(tensor)
+    return None if writes is None else Place(address, writes)
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

@@ -165,9 +165,9 @@ def _groups(
     group: list[Piece] = []
     room = first_bytes
     for number, part in enumerate(parts):
-        begin = 0
-        while begin < len(part):
-            view = part[begin : begin + room]
+        begin, length = 0, len(part)
+        while begin < length:
+            view = part if begin == 0 and length <= room else part[begin : begin + room]
             group.append((number, view))
             begin += len(view)
             room -= len(view)
