@@ -12,12 +12,12 @@ Spec: C8, C9.
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from safepoint.errors import CorruptionError, FormatVersionError, ObjectMissingError
-from safepoint.format.encoding import MANIFEST_LIMIT_BYTES
-from safepoint.format.manifest import Manifest, decode_manifest
+from safepoint.format.manifest import Manifest
 from safepoint.format.names import (
     GENERATIONS,
     INCARNATIONS,
@@ -40,8 +40,8 @@ from safepoint.format.records import (
     check_resumed,
     is_on_chain,
 )
-from safepoint.notes import read_pin, read_record
-from safepoint.storage.base import Storage
+from safepoint.notes import Manifests, read_pin, read_record
+from safepoint.storage.base import Entry, Storage
 from safepoint.storage.sizes import sizes_of
 
 NEVER_COMPLETED = "no manifest: the save was never completed"
@@ -138,7 +138,9 @@ def read_lineage(storage: Storage, *, needs_chain: bool = True, known: dict[int,
     damage: list[Refusal] = []
     generations = list_generations(storage)
     known = {} if known is None else known
-    incarnations = [_incarnation(storage, number, damage, known.get(number)) for number in list_incarnations(storage)]
+    files = storage.list(INCARNATIONS)
+    names = {entry.name for entry in files}
+    incarnations = [_incarnation(storage, number, names, damage, known.get(number)) for number in _numbers(files)]
     known.update((entry.number, entry) for entry in incarnations)
     run = _run_identity(storage, incarnations, generations, damage)
     incarnations += _lost_incarnations(storage, incarnations, generations, run, damage)
@@ -157,8 +159,7 @@ def list_incarnations(storage: Storage) -> list[int]:
 
     Any file of an incarnation shows that its number is taken, also when its record was lost.
     """
-    numbers = (parse_incarnation_file(entry.name) for entry in storage.list(INCARNATIONS) if not entry.is_folder)
-    return sorted({number for number in numbers if number is not None})
+    return _numbers(storage.list(INCARNATIONS))
 
 
 def list_generations(storage: Storage) -> list[GenerationName]:
@@ -170,8 +171,11 @@ def list_generations(storage: Storage) -> list[GenerationName]:
     return sorted((name for name in names if name is not None), reverse=True)
 
 
-def examine(storage: Storage, name: GenerationName, lineage: Lineage) -> Generation:
+def examine(storage: Storage, name: GenerationName, lineage: Lineage, manifests: Manifests | None = None) -> Generation:
     """Return what one generation is, having opened its manifest and each object that it names.
+
+    Args:
+        manifests: What an earlier look read of manifests, and takes what this one reads.
 
     Raises:
         StorageError: The storage cannot answer; nothing is concluded from that.
@@ -180,15 +184,10 @@ def examine(storage: Storage, name: GenerationName, lineage: Lineage) -> Generat
     Spec: C8.
     """
     text = str(name)
-    path = generation_path(text, MANIFEST)
     try:
-        data = storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES)
+        manifest = (manifests or Manifests()).read(storage, text)
     except ObjectMissingError:
         return _without_manifest(storage, name, lineage)
-    except CorruptionError as exc:
-        return _damaged(name, MANIFEST, exc)
-    try:
-        manifest = decode_manifest(data, where=path, generation=text)
     except CorruptionError as exc:
         return _damaged(name, MANIFEST, exc)
     if lineage.run is not None and manifest.run != lineage.run:
@@ -205,12 +204,12 @@ def examine(storage: Storage, name: GenerationName, lineage: Lineage) -> Generat
     return Generation(name, state, manifest)
 
 
-def examine_all(storage: Storage, lineage: Lineage) -> list[Generation]:
+def examine_all(storage: Storage, lineage: Lineage, manifests: Manifests | None = None) -> list[Generation]:
     """Return every generation, newest first. One that a newer format wrote is shown as damaged, with that reason."""
     found = []
     for name in list_generations(storage):
         try:
-            found.append(examine(storage, name, lineage))
+            found.append(examine(storage, name, lineage, manifests))
         except FormatVersionError as exc:
             found.append(_damaged(name, MANIFEST, exc))
     return found
@@ -266,23 +265,32 @@ def _missing_object(storage: Storage, manifest: Manifest) -> Refusal | None:
 
 def _manifest_of(storage: Storage, name: GenerationName, run: str | None) -> Manifest | None:
     """Return a generation's manifest if it can be read and belongs to the run (to any, for None)."""
-    path = generation_path(str(name), MANIFEST)
     try:
-        data = storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES)
-        manifest = decode_manifest(data, where=path, generation=str(name))
+        manifest = Manifests().read(storage, str(name))
     except (ObjectMissingError, CorruptionError, FormatVersionError):
         return None
     return manifest if run is None or manifest.run == run else None
 
 
-def _incarnation(storage: Storage, number: int, damage: list[Refusal], before: Incarnation | None) -> Incarnation:
+def _numbers(files: Sequence[Entry]) -> list[int]:
+    numbers = (parse_incarnation_file(entry.name) for entry in files if not entry.is_folder)
+    return sorted({number for number in numbers if number is not None})
+
+
+def _incarnation(
+    storage: Storage, number: int, names: Collection[str], damage: list[Refusal], before: Incarnation | None
+) -> Incarnation:
+    """Return what is there of a start; `names` are those of all files of starts, as in what a fence looks at."""
     record = None if before is None else before.record
     record = record or _read_own(storage, number, "json", IncarnationRecord, damage)
     if record is None:
         _note_missing(damage, incarnation_path(number))
     resumed = None if before is None else before.resumed
     resumed = resumed or _read_own(storage, number, "resumed.json", ResumedRecord, damage)
-    return Incarnation(number, record, resumed, _read_own(storage, number, "refused.json", RefusedRecord, damage))
+    refused = None if before is None else before.refused
+    if f"{number:06d}.refused.json" in names:
+        refused = refused or _read_own(storage, number, "refused.json", RefusedRecord, damage)
+    return Incarnation(number, record, resumed, refused)
 
 
 def _read_own(storage: Storage, number: int, suffix: str, kind: type[Start], damage: list[Refusal]) -> Start | None:

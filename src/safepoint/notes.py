@@ -1,4 +1,4 @@
-"""The notes beside a manifest that hold whatever lineage is live: that every byte was read back, and that it is pinned.
+"""Manifests, and the notes beside them that hold whatever lineage is live: read back in full, and pinned.
 
 1. A note that cannot be read notes nothing, with one exception: a pin protects as soon as its name is there.
 2. Nothing here writes.
@@ -8,10 +8,12 @@ Spec: F6, C12.8.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from safepoint.errors import CorruptionError, FormatVersionError, ObjectMissingError
 from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, RECORD_LIMIT_BYTES, Record, check_seal, unseal
+from safepoint.format.manifest import Manifest, decode_manifest
 from safepoint.format.names import MANIFEST, PIN, VERIFIED, generation_path
 from safepoint.format.records import PinRecord, Refusal, VerifiedRecord
 from safepoint.storage.base import Storage
@@ -25,6 +27,32 @@ class Pin:
 
     reason: str
     pinned: str = ""
+
+
+class Manifests:
+    """Read manifests, and decode one again only where its bytes are other ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[bytes, Manifest]] = {}
+
+    def read(self, storage: Storage, generation: str) -> Manifest:
+        """Return a generation's manifest as it stands there.
+
+        Raises:
+            ObjectMissingError: There is none.
+            CorruptionError: It cannot be decoded.
+            FormatVersionError: A newer format wrote it.
+        """
+        path = generation_path(generation, MANIFEST)
+        data = storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES)
+        known = self._known.get(generation)
+        if known is None or known[0] != data:
+            known = self._known[generation] = data, decode_manifest(data, where=path, generation=generation)
+        return known[1]
+
+    def forget_all_but(self, generations: Container[str]) -> None:
+        """Let go of what was read of other generations."""
+        self._known = {name: known for name, known in self._known.items() if name in generations}
 
 
 def read_pin(storage: Storage, generation: str) -> Pin | None:

@@ -32,7 +32,7 @@ from safepoint.group.agreement import lead
 from safepoint.group.base import Group
 from safepoint.joining.follower import RankSession
 from safepoint.retention.policy import Keep
-from safepoint.retention.retain import retain
+from safepoint.retention.retain import Known, retain
 from safepoint.saving.background import BackgroundSaver, SaveHandle, mark_begun, tidy
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.context import SaveContext, SaveResult, StagedSave, Staging
@@ -105,6 +105,7 @@ class Saver:
         self._failures = 0
         self._unmet = ""
         self._unknown: set[str] = set()
+        self._known = Known()
         self._deferred: SaveHandle | None = None
         self._last_step, self._last_time = 0, ambient.monotonic()
         self._was_due = False
@@ -365,6 +366,7 @@ class Saver:
             policy=self._keep,
             ambient=self._ambient,
             unknown=frozenset(self._unknown),
+            known=self._known,
         )
         for generation in report.swept.deleted:
             session.journal.event("deleted", generation=generation)

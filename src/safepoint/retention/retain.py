@@ -9,15 +9,16 @@ Spec: C12.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from safepoint.ambient import Ambient
-from safepoint.catalog import Lineage, examine_all, read_lineage
+from safepoint.catalog import Incarnation, Lineage, examine_all, read_lineage
 from safepoint.errors import SafepointError
+from safepoint.notes import Manifests
 from safepoint.retention.mark import mark
 from safepoint.retention.policy import Decision, Keep, decide, find_unmet
 from safepoint.retention.survey import candidates_among, pins_among, resumed_lately
-from safepoint.retention.sweep import SweepReport, sweep
+from safepoint.retention.sweep import SweepReport, may_sweep, sweep
 from safepoint.storage.base import Storage
 
 
@@ -38,6 +39,14 @@ class RetentionReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """Keep from one call to the next what was read of a run: records of starts, which never change, and manifests."""
+
+    incarnations: dict[int, Incarnation] = field(default_factory=dict)
+    manifests: Manifests = field(default_factory=Manifests)
+
+
+@dataclass(frozen=True, slots=True)
 class RetentionPlan:
     """Say what would be decided, newest first, and which rule of the policy keeps nothing, if one does."""
 
@@ -54,6 +63,7 @@ def retain(
     ambient: Ambient,
     protected: Collection[str] = (),
     unknown: Collection[str] = (),
+    known: Known | None = None,
 ) -> RetentionReport:
     """Sweep what earlier saves marked, then mark what the policy lets go; to be called after a committed save.
 
@@ -67,16 +77,20 @@ def retain(
         ambient: Gives each tombstone's nonce.
         protected: Generations that stay whatever the policy says, such as a base that later saves refer to.
         unknown: Generations whose save ended without a known outcome: they are neither counted nor deleted.
+        known: What earlier calls for this run have read.
 
     Spec: C12.
     """
-    swept = SweepReport()
+    swept, known = SweepReport(), known or Known()
     try:
-        lineage = read_lineage(storage)
-        swept = sweep(storage, lineage, incarnation, protected=protected, unknown=unknown)
+        if policy is None and not may_sweep(storage, incarnation):
+            return RetentionReport(swept)
+        lineage = read_lineage(storage, known=known.incarnations)
+        manifests = known.manifests
+        swept = sweep(storage, lineage, incarnation, protected=protected, unknown=unknown, manifests=manifests)
         if policy is None or swept.stopped:
             return RetentionReport(swept, warnings=swept.warnings, stopped=swept.stopped)
-        planned = plan_retention(storage, lineage, policy, protected=protected, unknown=unknown)
+        planned = plan_retention(storage, lineage, policy, protected=protected, unknown=unknown, manifests=manifests)
         kept = {*protected, *unknown, *resumed_lately(lineage)}
         marked, warnings = mark(storage, lineage, incarnation, run, planned.decisions, kept, ambient=ambient)
     except (SafepointError, OSError) as exc:
@@ -92,12 +106,14 @@ def plan_retention(
     *,
     protected: Collection[str] = (),
     unknown: Collection[str] = (),
+    manifests: Manifests | None = None,
 ) -> RetentionPlan:
     """Return what would be decided; changes nothing.
 
     Spec: C12.
     """
-    candidates = candidates_among(storage, lineage, examine_all(storage, lineage), unknown=unknown)
+    found = examine_all(storage, lineage, manifests)
+    candidates = candidates_among(storage, lineage, found, unknown=unknown)
     reasons = {generation: "protected by its manager" for generation in protected} | resumed_lately(lineage)
     reasons |= pins_among(storage, (entry.generation for entry in candidates))
     decisions = decide(candidates, policy, protected=reasons)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from safepoint.catalog import Lineage, list_generations, read_tombstone
 from safepoint.errors import CorruptionError, FencedError, FormatVersionError, ObjectMissingError, SafepointError
-from safepoint.format.encoding import MANIFEST_LIMIT_BYTES
-from safepoint.format.manifest import Manifest, decode_manifest
+from safepoint.format.manifest import Manifest
 from safepoint.format.names import (
     GENERATIONS,
     MANIFEST,
@@ -29,7 +28,7 @@ from safepoint.format.names import (
     is_object_name,
 )
 from safepoint.joining.claim import Claim, check_not_fenced
-from safepoint.notes import read_pin
+from safepoint.notes import Manifests, read_pin
 from safepoint.retention.policy import has_two_copies
 from safepoint.retention.survey import is_doubtful, objects_of, resumed_lately
 from safepoint.storage.base import Entry, Storage
@@ -75,6 +74,7 @@ def sweep(
     protected: Collection[str] = (),
     unknown: Collection[str] = (),
     is_dry: bool = False,
+    manifests: Manifests | None = None,
 ) -> SweepReport:
     """Delete the data of marked generations and of saves that were never completed.
 
@@ -88,12 +88,13 @@ def sweep(
         protected: Generations that are left alone whatever they bear.
         unknown: Generations whose save ended without a known outcome: left alone as well, and counted as no copy.
         is_dry: Whether to report only, and to delete nothing.
+        manifests: What an earlier look read of manifests, and takes what this one reads.
 
     Spec: C12.
     """
     protected = {*protected, *unknown}
     try:
-        contents = _read_all(storage, lineage, protected)
+        contents = _read_all(storage, lineage, protected, manifests or Manifests())
     except (CorruptionError, FormatVersionError) as exc:
         return SweepReport(stopped=f"a manifest cannot be decoded, so nothing is deleted: {exc}")
     stopped = _stop_reason(storage, lineage, incarnation, contents, unknown)
@@ -117,18 +118,28 @@ def sweep(
     return SweepReport(tuple(deleted), tuple(retained), freed, tuple(warnings), stopped)
 
 
-def _read_all(storage: Storage, lineage: Lineage, protected: Collection[str]) -> _Contents:
+def may_sweep(storage: Storage, incarnation: int) -> bool:
+    """Return whether anything lies there that a sweep might delete: a mark, or a folder without a manifest. Opens none.
+
+    Spec: C12.1, C12.6.
+    """
+    for name in list_generations(storage):
+        files = {entry.name for entry in storage.list(generation_path(str(name)))}
+        if TOMBSTONE in files or (MANIFEST not in files and name.incarnation < incarnation):
+            return True
+    return False
+
+
+def _read_all(storage: Storage, lineage: Lineage, protected: Collection[str], known: Manifests) -> _Contents:
     manifests: dict[str, Manifest] = {}
     bare = []
     for name in list_generations(storage):
-        path = generation_path(str(name), MANIFEST)
         try:
-            data = storage.read(path, limit_bytes=MANIFEST_LIMIT_BYTES)
+            manifests[str(name)] = known.read(storage, str(name))
         except ObjectMissingError:
             if read_pin(storage, str(name)) is None:
                 bare.append(name)
-            continue
-        manifests[str(name)] = decode_manifest(data, where=path, generation=str(name))
+    known.forget_all_but(manifests)
     resumed = resumed_lately(lineage)
     marked = [
         name
