@@ -14,6 +14,7 @@ from safepoint.saving import copying, transfer
 from safepoint.saving.copying import Copying, Habits
 from safepoint.saving.form import form_of
 from safepoint.saving.layout import LayoutBox
+from safepoint.saving.live import Live
 from safepoint.saving.spans import Spans
 from safepoint.saving.transfer import move_all, read_all
 from safepoint.state.item import Owned, Source
@@ -201,3 +202,13 @@ def test_the_sample_of_a_tensor_is_taken_elsewhere_each_time(monkeypatch: pytest
     places = [address - case.tensors[0].data_ptr() for address in seen]
     assert len(places) == 50
     assert min(places) >= 0 and max(places) <= case.tensors[0].nbytes - copying.SAMPLE_BYTES
+
+
+def test_memory_in_which_a_box_has_no_place_is_not_written_to() -> None:
+    case = Case([torch.ones(16), torch.ones(16)])
+    live = Live(case.form, [TensorSource.of(one, "") for one in case.tensors])
+    header = len(case.form.header)
+    for begin, end in ((header + 1, len(case.image)), (header, len(case.image) - 1)):
+        with pytest.raises(InternalError, match="beyond"):
+            live.bring(numpy.arange(2), case.image[begin:end], begin)
+    assert not any(case.image)

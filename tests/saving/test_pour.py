@@ -6,10 +6,11 @@ import errno
 import functools
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 import xxhash
 
 from safepoint.errors import InternalError, RequestError, StorageError, TornSnapshotError
@@ -24,6 +25,7 @@ from safepoint.saving.pour import Origin, Spent
 from safepoint.saving.ring import LiveOrigin, Ring
 from safepoint.saving.stage import ImageOrigin, StagingBuffer
 from safepoint.state.item import Owned, Source
+from safepoint.state.tensors import TensorSource
 from safepoint.storage.local import LocalStorage
 from safepoint.storage.memory import MemoryStorage, MemoryWriter
 
@@ -144,6 +146,23 @@ def test_what_is_stored_is_the_file_and_each_digest_that_of_its_bytes(
         found = pour(storage.create(f"file-{number}"), form, origin_of(form, sources))
         assert storage.read(f"file-{number}", limit_bytes=len(content)) == content
         assert found == expected_digests(form, content)
+
+
+def test_small_tensors_are_read_many_at_once_and_one_that_spans_pieces_for_itself(chance: random.Random) -> None:
+    lengths = [chance.choice([0, 1, 60, 60, 60, 1000, 70_000]) for _ in range(300)]
+    tensors = [torch.rand(length) for length in lengths]
+    tensors[7] = torch.rand(9, 5).t()
+    boxes = [
+        LayoutBox("m", f"{n:03}", "float32", tuple(one.shape), (0,) * one.dim(), tuple(one.shape))
+        for n, one in enumerate(tensors)
+    ]
+    form = form_of(boxes, is_alone=True)
+    storage = MemoryStorage()
+    storage.make_root()
+    found = pour(storage.create("file"), form, live(form, [TensorSource.of(one, "") for one in tensors]))
+    content = form.header + b"".join(one.contiguous().numpy().tobytes() for one in tensors)
+    assert storage.read("file", limit_bytes=len(content)) == content
+    assert found == expected_digests(form, content)
 
 
 def test_a_chunk_may_span_pieces_and_is_gathered_alone() -> None:
@@ -275,13 +294,16 @@ def test_a_failed_sync_is_the_failure_of_the_file() -> None:
     assert not writing_threads()
 
 
+@pytest.mark.parametrize("size", [0, 100, 3 * PIECE])
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("origin_of", [live, staged])
-def test_a_tensor_that_was_written_to_leaves_no_finished_file(origin_of: type[Origin], place: int) -> None:
+def test_a_tensor_that_was_written_to_leaves_no_finished_file(
+    origin_of: Callable[[FileForm, Sequence[Source]], Origin], place: int, size: int
+) -> None:
     storage = FaultyStorage(MemoryStorage())
     storage.make_root()
-    form = form_of([box(f"w{number}", 3 * PIECE) for number in range(3)], is_alone=True)
-    sources = [Dense(bytes(3 * PIECE), is_torn=number == place) for number in range(3)]
+    form = form_of([box(f"w{number}", size) for number in range(3)], is_alone=True)
+    sources = [Dense(bytes(size), is_torn=number == place) for number in range(3)]
     writer = storage.create("file")
     with pytest.raises(TornSnapshotError):
         pour(writer, form, origin_of(form, sources))

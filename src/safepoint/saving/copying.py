@@ -310,10 +310,7 @@ class Copying:
             source = self._live.held[first].address + begin - entry.offset_bytes
             move(self._base + begin, source, min(count * _PART_BYTES, entry.offset_bytes + entry.size_bytes - begin))
             return
-        for number in self._live.bring(batch.numbers, self._base):
-            entry = self._entries[number]
-            place = self._image[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
-            self._live.sources[number].copy_into(place)
+        self._live.bring(batch.numbers, self._image, 0)
 
     def _check(self, batch: _Batch) -> None:
         """Raise `TornSnapshotError` if a box that was copied is known to have been changed before."""

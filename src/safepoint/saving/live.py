@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy
 
-from safepoint.errors import TornSnapshotError
+from safepoint.errors import InternalError, TornSnapshotError
 from safepoint.saving.form import FileForm
 from safepoint.saving.spans import Integers, Spans
-from safepoint.saving.transfer import move_all, read_all
+from safepoint.saving.transfer import address_of, move_all, read_all
 from safepoint.state.item import Held, Source, addresses_of, are_unwritten, hold
 
 SAMPLE_BYTES = 64
@@ -51,21 +51,26 @@ class Live:
         """Keep nothing: no box will be asked for any more."""
         self.sources, self.held = [], {}
 
-    def bring(self, numbers: Integers, base: int) -> list[int]:
-        """Copy boxes each to its place in the image of the file that begins at an address.
+    def bring(self, numbers: Integers, view: memoryview, begin: int) -> None:
+        """Copy boxes each to its place; those that are held come from where they were then.
 
-        Those that are held come from where they were then. Returns the ones that do not lie in host memory as they are
-        stored: they are copied by the caller.
+        Args:
+            numbers: Which ones; all of them are held, or none is.
+            view: Memory of a part of the file, writable.
+            begin: Where that part begins in the file.
 
         Raises:
             TornSnapshotError: The memory of one was given back.
         """
+        begins, sizes = self._spans.begins[numbers] - begin, self._spans.sizes[numbers]
+        if begins.min() < 0 or (begins + sizes).max() > len(view):
+            raise InternalError("boxes reach beyond the memory that they shall be copied to", found=len(view))
         addresses = numpy.array(self._addresses(numbers), numpy.int64)
-        begins, sizes = self._spans.begins[numbers], self._spans.sizes[numbers]
         is_there = (addresses != 0) & (sizes > 0)
-        move_all(base + begins[is_there], addresses[is_there], sizes[is_there])
-        absent: list[int] = numbers[~is_there & (sizes > 0)].tolist()
-        return absent
+        move_all(address_of(view) + begins[is_there], addresses[is_there], sizes[is_there])
+        for place in numpy.flatnonzero(~is_there & (sizes > 0)).tolist():
+            start = int(begins[place])
+            self.sources[int(numbers[place])].copy_into(view[start : start + int(sizes[place])])
 
     def check_held(self, numbers: Sequence[int]) -> None:
         """Raise `TornSnapshotError` if the memory of a box that is held was given back."""

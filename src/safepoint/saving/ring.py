@@ -9,13 +9,18 @@ import mmap
 import threading
 from collections.abc import Iterator, Sequence
 
+import numpy
+
 from safepoint.errors import InternalError, TornSnapshotError
 from safepoint.saving.form import Entry, FileForm
+from safepoint.saving.live import Live
 from safepoint.saving.transfer import transfer
 from safepoint.state.item import Divisible, Source
 
 _PIECE_BYTES = 8 << 20
 _PIECE_COUNT = 4
+# Up to here boxes are copied many at once, with the interpreter held.
+_SMALL_BYTES = 64 << 10
 SMALLEST_BYTES = _PIECE_COUNT * _PIECE_BYTES
 
 
@@ -53,8 +58,13 @@ class LiveOrigin:
         self._ring = ring
         self._is_read = threading.Event()
         self._is_given_up = False
-        self._parts = _parts(form, sources)
+        self._form, self._live = form, Live(form, sources)
+        self._ends = form.spans.begins + form.spans.sizes
+        self._larges = numpy.flatnonzero(form.spans.sizes > _SMALL_BYTES)
+        # The box that is read, and of its bytes those that come next and after them.
+        self._number = -1
         self._part = memoryview(form.header)
+        self._parts: Iterator[memoryview] = iter(())
 
     @property
     def piece_bytes(self) -> int:
@@ -76,21 +86,23 @@ class LiveOrigin:
         Raises:
             TornSnapshotError: A tensor that was read to its end here was written to since the boundary.
         """
-        at = 0
-        while at < len(view):
-            size = min(len(view) - at, len(self._part))
-            transfer(view[at : at + size], self._part[:size])
-            self._part = self._part[size:]
-            at += size
-            # A tensor that was read to its end is looked at before its last bytes are handed on.
-            while not self._part and (part := next(self._parts, None)) is not None:
-                self._part = part
+        at = self._go_on(view)
+        while not self._part and self._number < len(self._form.entries):
+            stop = self._fitting(len(view) - at)
+            if stop > self._number:
+                at += self._bring(stop, view[at:])
+            elif at == len(view):
+                break
+            else:
+                self._parts = _parts(self._form.entries[self._number], self._live.sources[self._number])
+                self._part = next(self._parts)
+                at += self._go_on(view[at:])
         if self._is_given_up:
             raise TornSnapshotError(
                 "the training went on before its state was read: it was interrupted twice",
                 remedy="Nothing was published; older checkpoints are untouched.",
             )
-        if not self._part:
+        if self._number == len(self._form.entries):
             self._is_read.set()
 
     def leave_boundary(self) -> None:
@@ -104,6 +116,35 @@ class LiveOrigin:
     def end(self) -> None:
         """Let go of whoever waits."""
         self._is_read.set()
+
+    def _go_on(self, view: memoryview) -> int:
+        """Copy what is left of a box that was begun, as much as there is room for; return how much that was."""
+        at = 0
+        while self._part and at < len(view):
+            size = min(len(view) - at, len(self._part))
+            transfer(view[at : at + size], self._part[:size])
+            self._part = self._part[size:]
+            at += size
+            if not self._part:
+                # A tensor that was read to its end is looked at before its last bytes are handed on.
+                self._part = next(self._parts, memoryview(b""))
+                self._number += not self._part
+        return at
+
+    def _fitting(self, room: int) -> int:
+        """Return the end of the boxes that come next, have a place in so many bytes and are small."""
+        spans, first = self._form.spans, self._number
+        stop = int(numpy.searchsorted(self._ends, spans.begins[first] + room, side="right"))
+        following = self._larges[numpy.searchsorted(self._larges, first) :]
+        return min(stop, int(following[0])) if len(following) else stop
+
+    def _bring(self, stop: int, view: memoryview) -> int:
+        """Copy whole boxes; return how much that was."""
+        begin, numbers = int(self._form.spans.begins[self._number]), numpy.arange(self._number, stop)
+        self._live.bring(numbers, view, begin)
+        self._live.check(numbers.tolist())
+        self._number = stop
+        return int(self._ends[stop - 1]) - begin
 
     def _wait(self) -> None:
         interrupt: BaseException | None = None
@@ -121,19 +162,17 @@ class LiveOrigin:
             raise interrupt
 
 
-def _parts(form: FileForm, sources: Sequence[Source]) -> Iterator[memoryview]:
-    """Yield the bytes behind the header in parts; each is read before the next one is asked for."""
-    for entry in form.entries:
-        source = sources[entry.number]
-        memory = source.in_place()
-        if memory is None:
-            yield from _gathered(entry, source)
-            continue
-        if memory.nbytes != entry.size_bytes:
-            where = f"{entry.box.item}/{entry.box.name}"
-            raise InternalError("a source has other bytes than its box", where=where, found=memory.nbytes)
-        yield memory
-        source.check()
+def _parts(entry: Entry, source: Source) -> Iterator[memoryview]:
+    """Yield the bytes of a box in parts; each is read before the next one is asked for."""
+    memory = source.in_place()
+    if memory is None:
+        yield from _gathered(entry, source)
+        return
+    if memory.nbytes != entry.size_bytes:
+        where = f"{entry.box.item}/{entry.box.name}"
+        raise InternalError("a source has other bytes than its box", where=where, found=memory.nbytes)
+    yield memory
+    source.check()
 
 
 def _gathered(entry: Entry, source: Source) -> Iterator[memoryview]:
