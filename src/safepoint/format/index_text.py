@@ -51,13 +51,15 @@ class IndexText:
     def __init__(self, boxes: Sequence[BoxLike], chunks: Sequence[Sequence[ChunkLike]]) -> None:
         # Boxes that differ in their names and places alone have texts that do.
         described = functools.cache(_described)
-        texts = []
+        parts: list[str] = []
         for name, box, own in zip(encode_each([box.name for box in boxes]), boxes, chunks, strict=True):
             head, *middle, tail = described(_KIND(box), tuple(map(_SIZE, own)))
-            begins = [f"{text}{chunk.offset_bytes}" for text, chunk in zip(middle, own, strict=True)]
-            texts.append(f"{head}{name}{''.join(begins)}{tail}")
-        listed = ",\n".join(texts)
-        self._text = TextWithPlaces(f'"tensors": [\n{listed}\n ]\n}}' if texts else _NO_TENSORS.decode("ascii"))
+            parts += (",\n" if parts else "", head, name)
+            for text, chunk in zip(middle, own, strict=True):
+                parts += (text, str(chunk.offset_bytes))
+            parts.append(tail)
+        whole = ['"tensors": [\n', *parts, "\n ]\n}"] if parts else [_NO_TENSORS.decode("ascii")]
+        self._text = TextWithPlaces("".join(whole))
 
     def seal(self, index: Index, digests: Sequence[str]) -> bytes:
         """Return the text of an index of these boxes.

@@ -43,19 +43,19 @@ class ViewLeaf(msgspec.Struct, frozen=True, gc=False):
     requires_grad: bool = False
 
 
-class SizeLeaf(msgspec.Struct, frozen=True):
+class SizeLeaf(msgspec.Struct, frozen=True, gc=False):
     """Stand for a `torch.Size`."""
 
     sizes: tuple[int, ...]
 
 
-class DtypeLeaf(msgspec.Struct, frozen=True):
+class DtypeLeaf(msgspec.Struct, frozen=True, gc=False):
     """Stand for a `torch.dtype` by its name, such as ``bfloat16``."""
 
     name: str
 
 
-class NumpyScalarLeaf(msgspec.Struct, frozen=True):
+class NumpyScalarLeaf(msgspec.Struct, frozen=True, gc=False):
     """Stand for a numpy scalar; `dtype` is numpy's own string with byte order, such as ``<f8``."""
 
     dtype: str
@@ -69,19 +69,19 @@ class Shared(msgspec.Struct, frozen=True):
     value: object
 
 
-class Same(msgspec.Struct, frozen=True):
+class Same(msgspec.Struct, frozen=True, gc=False):
     """Refer to the `Shared` value of that number; it stands earlier in the tree."""
 
     number: int
 
 
-class Open(msgspec.Struct, frozen=True):
+class Open(msgspec.Struct, frozen=True, gc=False):
     """Leave a place open for a value; never stored, see `safepoint.format.stencil`."""
 
     number: int
 
 
-class OpenScalar(msgspec.Struct, frozen=True):
+class OpenScalar(msgspec.Struct, frozen=True, gc=False):
     """Leave the bytes of a `ScalarLeaf` open; never stored."""
 
     number: int

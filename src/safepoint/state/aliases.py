@@ -11,16 +11,18 @@ they share memory again after a restore.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import add, attrgetter
 
 import msgspec
 import torch
 
 from safepoint.errors import RequestError
 from safepoint.state.memory import byte_range
-from safepoint.state.tensors import PLAIN_TYPES
+
+_SIZE = attrgetter("nbytes")
 
 
 class Occupant(msgspec.Struct, frozen=True):
@@ -75,18 +77,10 @@ def find_spans(occupants: Sequence[Occupant]) -> dict[int, Span]:
     return spans
 
 
-def are_apart(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether strided tensors are dense host memory in C order, and no two overlap, so that none has a span.
-
-    Where that is in doubt, `find_spans` tells.
-    """
-    ranges = []
-    for tensor in tensors:
-        if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or not tensor.is_contiguous():
-            return False
-        begin = tensor.data_ptr()
-        ranges.append((begin, begin + tensor.nbytes))
-    ranges.sort()
+def are_apart(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether no two tensors overlap, so that none has a span, of tensors that are `are_plainly_storable`."""
+    begins = list(map(torch.Tensor.data_ptr, tensors))
+    ranges = sorted(zip(begins, map(add, begins, map(_SIZE, tensors)), strict=True))
     return all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
 
 

@@ -74,7 +74,7 @@ class Values:
     def leave_scalar_open(self, tensor: torch.Tensor, container: str) -> OpenScalar:
         """Return the leaf of a tensor of one value."""
         self.found.append(tensor)
-        holder = (container, tensor.device.type, tensor.requires_grad)
+        holder = (container, device_kind(tensor), tensor.requires_grad)
         return OpenScalar(len(self.found) - 1, dtype_name(tensor.dtype), *holder)
 
 
@@ -89,6 +89,11 @@ def container_of(tensor: torch.Tensor) -> str:
     if isinstance(tensor, torch.nn.Buffer):
         return "buffer" if getattr(tensor, "persistent", True) else "buffer_non_persistent"
     return "tensor"
+
+
+def device_kind(tensor: torch.Tensor) -> str:
+    """Return the kind of device that a tensor is on, such as ``cuda``."""
+    return "cpu" if tensor.is_cpu else tensor.device.type
 
 
 def text_of(stencil: Stencil, values: Sequence[object]) -> bytes:

@@ -44,7 +44,7 @@ from safepoint.state.parts import Signature, describe, flag_of, held_as, new_ten
 from safepoint.state.places import segment
 from safepoint.state.shards import is_divided_alike, local_of
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import NewTensorTarget, check_storable, spec_of, write_into
+from safepoint.state.tensors import NewTensorTarget, are_plainly_storable, check_storable, spec_of, write_into
 from safepoint.state.ties import retied, tied
 from safepoint.state.tree import flatten, unflatten
 
@@ -112,14 +112,17 @@ class ModuleItem:
         leaders: set[str] = set()
         of_leader: set[str] = set()
         values = Values()
-        for group in tied(slots):
+        groups = tied(slots)
+        are_plain = are_plainly_storable([group[0].tensor for group in groups if group[0].tensor is not None])
+        for group in groups:
             first = group[0]
             assert first.tensor is not None
-            value, named = describe(first.tensor, segment(first.name), f"{self._name}.{first.name}")
+            path = "" if are_plain else f"{self._name}.{first.name}"
+            value, named = describe(first.tensor, segment(first.name), path, is_plain=are_plain)
             if isinstance(value, ScalarLeaf):
                 value = values.leave_scalar_open(first.tensor, value.container)
             tensors += named
-            if any(id(slot.tensor) in handed_out for slot in group):
+            if handed_out and any(id(slot.tensor) in handed_out for slot in group):
                 leaders.update(name for name, _ in named)
                 of_leader.add(first.name)
             entries[first.name] = {

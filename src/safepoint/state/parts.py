@@ -17,7 +17,7 @@ import torch
 from safepoint.errors import CorruptionError, RequestError
 from safepoint.format.plain import DtypeLeaf, ScalarLeaf, SizeLeaf, TensorLeaf
 from safepoint.state import shards, sparse
-from safepoint.state.draft import container_of
+from safepoint.state.draft import container_of, device_kind
 from safepoint.state.item import TensorSpec, TensorTarget
 from safepoint.state.numbers import scalar_bytes, scalar_tensor
 from safepoint.state.rebuild import SPARSE_KEY
@@ -44,22 +44,33 @@ class Signature:
     dtype: str
 
 
-def describe(tensor: torch.Tensor, name: str, path: str) -> tuple[object, list[tuple[str, torch.Tensor]]]:
+def describe(
+    tensor: torch.Tensor, name: str, path: str, *, is_plain: bool = False
+) -> tuple[object, list[tuple[str, torch.Tensor]]]:
     """Return the plain description of a live tensor and the tensors to store for it, by name.
+
+    Args:
+        tensor: The tensor.
+        name: What it is called.
+        path: For messages.
+        is_plain: Whether it is known to be `are_plainly_storable`.
 
     Raises:
         RequestError: The tensor has no exact stored form; names the path.
     """
-    if is_distributed(tensor):
-        return _describe_distributed(tensor, name, path)
-    if _is_wrapper(tensor):
-        return _describe_wrapper(tensor, name, path)
-    check_storable(tensor, path)
-    if sparse.is_sparse(tensor):
-        return _describe_sparse(tensor, name, path)
-    holder = (container_of(tensor), tensor.device.type, tensor.requires_grad)
+    if not is_plain:
+        if is_distributed(tensor):
+            shards.check_held(tensor, path)
+        elif _is_wrapper(tensor):
+            return _describe_wrapper(tensor, name, path)
+        else:
+            check_storable(tensor, path)
+            if sparse.is_sparse(tensor):
+                return _describe_sparse(tensor, name, path)
+    # A distributed tensor is described as the whole that the ranks hold together, as if it were a plain one.
+    holder = (container_of(tensor), device_kind(tensor), tensor.requires_grad)
     if tensor.dim() == 0:
-        return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(tensor), *holder), []
+        return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(shards.local_of(tensor)), *holder), []
     return TensorLeaf(name, *holder), [(name, tensor)]
 
 
@@ -145,15 +156,6 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
         return False
     detached = tensor.detach()
     return type(detached) is not torch.Tensor and hasattr(detached, "__tensor_flatten__")
-
-
-def _describe_distributed(tensor: torch.Tensor, name: str, path: str) -> tuple[object, list[tuple[str, torch.Tensor]]]:
-    """Describe the whole that the ranks hold together, as if it were one plain tensor."""
-    holder = (container_of(tensor), tensor.device.type, tensor.requires_grad)
-    shards.check_held(tensor, path)
-    if tensor.dim() == 0:
-        return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(shards.local_of(tensor)), *holder), []
-    return TensorLeaf(name, *holder), [(name, tensor)]
 
 
 def _describe_wrapper(tensor: torch.Tensor, name: str, path: str) -> tuple[object, list[tuple[str, torch.Tensor]]]:

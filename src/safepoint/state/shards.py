@@ -31,6 +31,7 @@ from safepoint.state.tensors import (
     dtype_of,
     is_distributed,
     spec_of,
+    versions_of,
 )
 
 # Digits of a digest that people see.
@@ -189,10 +190,12 @@ def captured(
         leaders: Names of plain tensors that may differ between ranks; the leader's count.
     """
     found: list[CapturedTensor] = []
-    for name, tensor in tensors:
+    named = list(tensors)
+    versions = versions_of([tensor for _, tensor in named])
+    for (name, tensor), version in zip(named, versions, strict=True):
         where = f"{path}: {name}"
         if not is_distributed(tensor):
-            found.append(CapturedTensor(spec_of(name, tensor), TensorSource.of(tensor, where), name in leaders))
+            found.append(CapturedTensor(spec_of(name, tensor), TensorSource(tensor, where, version), name in leaders))
             continue
         whole = tuple(tensor.shape)
         for box in boxes_of(tensor, where):

@@ -14,7 +14,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from operator import attrgetter
+from operator import add, attrgetter, ge, mul
 
 import msgspec
 import torch
@@ -35,6 +35,7 @@ SPARSE_LAYOUTS = (
 # Tensors of these types are nothing else besides.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _STORED = frozenset(kind for kind in (getattr(torch, name, None) for name in DTYPES) if isinstance(kind, torch.dtype))
+_STRIDED = frozenset({torch.strided})
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
 _VERSION = attrgetter("_version")
@@ -314,7 +315,7 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
     Raises:
         RequestError: By path: distributed, meta, fake, quantised, nested, subclassed, freed, or of an unknown dtype.
     """
-    if _is_plainly_storable(tensor):
+    if are_plainly_storable((tensor,)):
         return
     if type(tensor) not in PLAIN_TYPES:
         _check_type(tensor, path)
@@ -335,6 +336,23 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
         raise _refused(tensor, path, "is big-endian", "Checkpoints are written by little-endian hosts.")
 
 
+def are_plainly_storable(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether `check_storable` passes all tensors, and all are dense host memory in C order, as nearly all are.
+
+    Many are looked at at once: a call for each takes longer than all that is looked at.
+    """
+    if not PLAIN_TYPES.issuperset(map(type, tensors)) or not _STRIDED.issuperset(map(attrgetter("layout"), tensors)):
+        return False
+    if any(map(attrgetter("is_nested"), tensors)) or not all(map(attrgetter("is_cpu"), tensors)):
+        return False
+    if not _STORED.issuperset(map(attrgetter("dtype"), tensors)) or not all(map(torch.Tensor.is_contiguous, tensors)):
+        return False
+    held = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
+    begins = map(mul, map(torch.Tensor.storage_offset, tensors), map(attrgetter("itemsize"), tensors))
+    ends = map(add, begins, map(attrgetter("nbytes"), tensors))
+    return all(map(ge, held, ends)) and sys.byteorder == "little"
+
+
 def is_distributed(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is a `DTensor`; see `safepoint.state.shards`.
 
@@ -347,20 +365,6 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 def _is_distributed(kind: type) -> bool:
     return any(
         base.__qualname__ == "DTensor" and base.__module__.startswith("torch.distributed") for base in kind.__mro__
-    )
-
-
-def _is_plainly_storable(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is dense host memory, as nearly all are; the others are looked at one thing at a time."""
-    return (
-        type(tensor) in PLAIN_TYPES
-        and tensor.layout is torch.strided
-        and tensor.is_cpu
-        and not tensor.is_nested
-        and tensor.dtype in _STORED
-        and tensor.is_contiguous()
-        and tensor.untyped_storage().nbytes() >= tensor.storage_offset() * tensor.itemsize + tensor.nbytes
-        and sys.byteorder == "little"
     )
 
 

@@ -6,11 +6,13 @@ Tensors are tied if they are the same object or the same view of the same memory
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 import torch
 
+from safepoint.state.aliases import are_apart
 from safepoint.state.names import Slot
-from safepoint.state.tensors import PLAIN_TYPES, is_distributed
+from safepoint.state.tensors import PLAIN_TYPES, are_plainly_storable, is_distributed
 
 
 def tied(slots: Iterable[Slot]) -> list[list[Slot]]:
@@ -18,12 +20,15 @@ def tied(slots: Iterable[Slot]) -> list[list[Slot]]:
 
     Sorted, so that what is stored does not depend on the order in which layers are declared.
     """
+    ordered = [slot for slot in sorted(slots, key=attrgetter("name")) if slot.tensor is not None]
+    tensors = [slot.tensor for slot in ordered if slot.tensor is not None]
+    if len(set(map(id, tensors))) == len(tensors) and are_plainly_storable(tensors) and are_apart(tensors):
+        return [[slot] for slot in ordered]
     groups: dict[object, list[Slot]] = {}
     keys: dict[int, object] = {}
-    for slot in sorted(slots, key=lambda one: one.name):
-        if slot.tensor is not None:
-            key = keys.setdefault(id(slot.tensor), _place(slot.tensor))
-            groups.setdefault(key, []).append(slot)
+    for slot, tensor in zip(ordered, tensors, strict=True):
+        key = keys.setdefault(id(tensor), _place(tensor))
+        groups.setdefault(key, []).append(slot)
     return list(groups.values())
 
 

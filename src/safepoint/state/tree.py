@@ -35,12 +35,12 @@ from safepoint.format.plain import (
 )
 from safepoint.state import shards, sparse
 from safepoint.state.aliases import Occupant, Span, are_apart, find_spans
-from safepoint.state.draft import ATOMS, Draft, NamedTensors, Values, container_of
+from safepoint.state.draft import ATOMS, Draft, NamedTensors, Values, container_of, device_kind
 from safepoint.state.numbers import scalar_bytes
-from safepoint.state.places import below, join, tensor_name
+from safepoint.state.places import below, join, segment, tensor_name
 from safepoint.state.rebuild import SPARSE_KEY, Rebuilder, to_kind
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import PLAIN_TYPES, check_storable, dtype_name, is_distributed
+from safepoint.state.tensors import PLAIN_TYPES, are_plainly_storable, check_storable, dtype_name, is_distributed
 
 _CONTAINERS = (list, dict, OrderedDict, set)
 
@@ -154,9 +154,7 @@ class _Survey:
             return None
         self.visits = dict.fromkeys(sight.repeated, 2)
         try:
-            if are_apart(sight.tensors):
-                for tensor in sight.tensors:
-                    check_storable(tensor, "")
+            if are_plainly_storable(sight.tensors) and are_apart(sight.tensors):
                 return {}
             self.occupants = [self._occupant(tensor, "") for tensor in sight.tensors]
             return find_spans(self.occupants)
@@ -239,14 +237,18 @@ class _Builder:
         self.origins: list[torch.Tensor] = []
         self._values = values
         self._survey = survey
+        self._visits = survey.visits
+        self._segments: dict[str, str] = {}
         self._spans = spans
         self._span_names: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
 
     def build(self, value: Any, name: str) -> object:
         """Return the tree of one value; `name` begins the names of its tensors."""
+        if type(value) in ATOMS:
+            return value if self._values is None or type(value) is str else self._values.leave_open(value)
         key = id(value)
-        if type(value) in ATOMS or self._survey.visits.get(key, 0) < 2:
+        if self._visits.get(key, 0) < 2:
             return self._bare(value, name)
         if key in self._numbers:
             return Same(self._numbers[key])
@@ -255,8 +257,6 @@ class _Builder:
 
     def _bare(self, value: Any, name: str) -> object:
         kind = type(value)
-        if kind in ATOMS:
-            return value if self._values is None or kind is str else self._values.leave_open(value)
         if kind in PLAIN_TYPES:
             return self._tensor(value, name)
         if kind in (dict, OrderedDict):
@@ -272,29 +272,37 @@ class _Builder:
         return _plain_key(value)
 
     def _pairs(self, value: Mapping[Any, Any], name: str) -> Iterator[tuple[Any, object]]:
+        begin = f"{name}/" if name else ""
         for position, (key, element) in enumerate(value.items()):
-            yield _plain_key(key), self.build(element, below(name, key, position))
+            if type(key) is not str:
+                yield _plain_key(key), self.build(element, below(name, key, position))
+                continue
+            # The states of all parameters have the same keys.
+            part = self._segments.get(key)
+            if part is None:
+                part = self._segments[key] = segment(key)
+            yield key, self.build(element, begin + part)
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> object:
-        if sparse.is_sparse(tensor):
+        if tensor.layout is not torch.strided and sparse.is_sparse(tensor):
             # The parts of one sparse tensor are its own; only the whole can be shared.
             stand_in = self._survey.stand_ins[id(tensor)]
             return {**stand_in, "parts": dict(self._pairs(stand_in["parts"], name))}
         return self._leaf(tensor, id(tensor), name, container_of(tensor))
 
     def _leaf(self, tensor: torch.Tensor, key: int, name: str, container: str) -> object:
-        holder = (container, tensor.device.type, tensor.requires_grad)
-        span = self._spans.get(key)
-        if span is not None:
-            if id(span) not in self._span_names:
-                self._span_names[id(span)] = self._add(name, span.flat, span.origin)
-            shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-            return ViewLeaf(self._span_names[id(span)], span.offset_of(tensor), shape, stride, *holder)
-        if tensor.dim() == 0 and self._values is not None:
+        span = self._spans.get(key) if self._spans else None
+        if span is None and tensor.dim():
+            return TensorLeaf(self._add(name, tensor, tensor), container, device_kind(tensor), tensor.requires_grad)
+        if span is None and self._values is not None:
             return self._values.leave_scalar_open(tensor, container)
-        if tensor.dim() == 0:
+        holder = (container, device_kind(tensor), tensor.requires_grad)
+        if span is None:
             return ScalarLeaf(dtype_name(tensor.dtype), scalar_bytes(shards.local_of(tensor)), *holder)
-        return TensorLeaf(self._add(name, tensor, tensor), *holder)
+        if id(span) not in self._span_names:
+            self._span_names[id(span)] = self._add(name, span.flat, span.origin)
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        return ViewLeaf(self._span_names[id(span)], span.offset_of(tensor), shape, stride, *holder)
 
     def _add(self, name: str, tensor: torch.Tensor, origin: torch.Tensor) -> str:
         name = tensor_name(name, len(self.tensors))
