@@ -52,6 +52,7 @@ class BoardGroup:
 
     def __init__(self, board: Board, *, rank: int, world_size: int, ambient: Ambient, grace_s: float = GRACE_S) -> None:
         self._board = board
+        self._waiting = board if isinstance(board, Waiting) else None
         self._rank = rank
         self._world_size = world_size
         self._ambient = ambient
@@ -234,8 +235,8 @@ class BoardGroup:
             found = look(max(longest_look_s, _LAST_LOOK_S))
             if found is not None or left_s <= 0:
                 return found
-            if isinstance(self._board, Waiting) and not is_told:
-                is_told = self._board.wait(keys(), wait_s=min(longest_s, left_s), limit_s=left_s)
+            if self._waiting is not None and not is_told:
+                is_told = self._waiting.wait(keys(), wait_s=min(longest_s, left_s), limit_s=left_s)
                 continue
             # What the board said was there was not what is looked for, or the board cannot say.
             is_told = False

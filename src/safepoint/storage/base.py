@@ -21,6 +21,7 @@ Obligations that hold for every verb:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -28,6 +29,7 @@ from safepoint.errors import RequestError
 
 Durability = Literal["process", "power", "replicated"]
 
+_WELL_FORMED = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _ALLOWED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST_PATH = 1024
 
@@ -186,6 +188,8 @@ def check_path(path: str) -> tuple[str, ...]:
     if len(path) > _LONGEST_PATH:
         raise RequestError("a storage path is too long", where=path[:80] + "…", expected=f"at most {_LONGEST_PATH}")
     names = tuple(path.split("/"))
+    if _WELL_FORMED.fullmatch(path) and "." not in names and ".." not in names:
+        return names
     for name in names:
         if not name or name in (".", "..") or not _ALLOWED.issuperset(name):
             raise RequestError(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from types import TracebackType
 
 from safepoint.errors import CorruptionError, ObjectExistsError, ObjectMissingError, StorageError
 
@@ -73,21 +72,40 @@ def not_an_object(where: str, found: str) -> CorruptionError:
     )
 
 
-@contextlib.contextmanager
-def translated(doing: str, where: str) -> Iterator[None]:
+def translated(doing: str, where: str) -> Translation:
     """Turn each `OSError` of the block into the `StorageError` that says the same."""
-    try:
-        yield
-    except OSError as exc:
-        raise storage_error(exc.errno, doing=doing, where=where) from exc
+    return Translation(doing, where, is_reader=False)
 
 
-@contextlib.contextmanager
-def translated_for_reader(doing: str, where: str) -> Iterator[None]:
+def translated_for_reader(doing: str, where: str) -> Translation:
     """Do as `translated` does, but report what is no regular file or folder as `CorruptionError`."""
-    try:
-        yield
-    except OSError as exc:
-        if exc.errno in _NOT_AN_OBJECT:
-            raise not_an_object(where, os.strerror(exc.errno or 0)) from exc
-        raise storage_error(exc.errno, doing=doing, where=where) from exc
+    return Translation(doing, where, is_reader=True)
+
+
+class Translation:
+    """Be the context of a block whose `OSError` is told in our words.
+
+    A class, for a generator takes three times as long, and this is on the way of every verb.
+
+    Args:
+        doing: What is attempted, as in "to publish".
+        where: The path concerned.
+        is_reader: Whether what is no regular file or folder is damage.
+    """
+
+    __slots__ = ("_doing", "_is_reader", "_where")
+
+    def __init__(self, doing: str, where: str, *, is_reader: bool) -> None:
+        self._doing, self._where, self._is_reader = doing, where, is_reader
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not isinstance(error, OSError):
+            return
+        if self._is_reader and error.errno in _NOT_AN_OBJECT:
+            raise not_an_object(self._where, os.strerror(error.errno or 0)) from error
+        raise storage_error(error.errno, doing=self._doing, where=self._where) from error

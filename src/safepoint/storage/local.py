@@ -23,11 +23,11 @@ from safepoint.errors import CorruptionError, OutcomeUnknownError, RequestError
 from safepoint.storage.base import Durability, Entry, byte_view, check_path, split_path
 from safepoint.storage.failures import not_an_object, storage_error, translated, translated_for_reader
 from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
+from safepoint.storage.local_folder import FOLDER_FLAGS, OpenFolder, step_into
 from safepoint.storage.local_naming import name_exclusively
 from safepoint.storage.local_reads import LocalReader, bring_near
 from safepoint.storage.local_room import free_bytes
 
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -109,12 +109,12 @@ class LocalStorage:
         """Create a folder and those above it, below the root."""
         names = check_path(path)
         with translated("make a folder", self._where(path)):
-            descriptor = os.open(self._root, _FOLDER_FLAGS)
+            descriptor = os.open(self._root, FOLDER_FLAGS)
             try:
                 for name in names:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(name, dir_fd=descriptor)
-                    descriptor = _step_into(descriptor, name)
+                    descriptor = step_into(descriptor, name)
             finally:
                 os.close(descriptor)
 
@@ -252,15 +252,8 @@ class LocalStorage:
     def _where(self, path: str) -> str:
         return os.path.join(self._url, path)
 
-    @contextlib.contextmanager
-    def _folder(self, names: tuple[str, ...]) -> Iterator[int]:
-        descriptor = os.open(self._root, _FOLDER_FLAGS)
-        try:
-            for name in names:
-                descriptor = _step_into(descriptor, name)
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def _folder(self, names: tuple[str, ...]) -> OpenFolder:
+        return OpenFolder(self._root, names)
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[tuple[int, int]]:
@@ -320,13 +313,6 @@ class LocalStorage:
         )
 
 
-def _step_into(descriptor: int, name: str) -> int:
-    """Open a folder within an open one and close the outer one; a failure leaves the outer one open."""
-    below = os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=descriptor)
-    os.close(descriptor)
-    return below
-
-
 def _make(folder: str) -> bool:
     try:
         os.mkdir(folder)
@@ -339,7 +325,7 @@ def _make(folder: str) -> bool:
 
 def _sync_parent(folder: str, *, is_made: bool) -> None:
     try:
-        descriptor = os.open(os.path.dirname(folder) or "/", _FOLDER_FLAGS)
+        descriptor = os.open(os.path.dirname(folder) or "/", FOLDER_FLAGS)
         try:
             sync_descriptor(descriptor)
         finally:
