@@ -115,12 +115,12 @@ def test_what_is_near_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert LocalStorage(tmp_path).foresee("f", 0, 60)
 
 
-def test_large_tensors_that_are_near_come_first_then_the_largest() -> None:
+def test_large_tensors_that_are_near_stand_evenly_among_the_others_the_largest_first() -> None:
     sizes = [RUN_BYTES, 3 * RUN_BYTES, RUN_BYTES + 4, 2 * RUN_BYTES, 8]
     reads = list(_in_one_file(sizes))
     near = {"f": sizes[0] + 1, "other": 1 << 40}
     names = [batch.tensors[0].name for batch in batches_of(reads, near=near)]
-    assert names == ["w0", "w1", "w3", "w2", "w4"]
+    assert names == ["w3", "w1", "w2", "w0", "w4"]
     assert [batch.tensors[0].name for batch in batches_of(reads)] == ["w1", "w3", "w2", "w0", "w4"]
 
 

@@ -95,6 +95,10 @@ def test_a_loader_that_goes_on_by_other_settings_is_noted_as_what_it_is_and_not_
     assert notes == ("data: has taken its state, and tells it by the settings and ranks of this job",)
 
 
+# Sides of a weight that is digested again, and of one of which some bytes are looked at.
+SMALL, LARGE = 64, 256
+
+
 class Vandal:
     """Writes to a weight of somebody else's while it takes its own state."""
 
@@ -133,8 +137,12 @@ def add_past_the_count(model: torch.nn.Linear) -> None:
     model.weight.data[3, 5] += 1
 
 
-def vandalised(url: Path, vandalise: Callable[[torch.nn.Linear], None], read_back: bool | str) -> sp.RestoreReport:
-    model = torch.nn.Linear(64, 64)
+def vandalised(
+    url: Path, vandalise: Callable[[torch.nn.Linear], None], read_back: bool | str, *, side: int
+) -> sp.RestoreReport:
+    # Which bytes of a row are zero already is up to the seed.
+    torch.manual_seed(0)
+    model = torch.nn.Linear(side, side)
     with sp.CheckpointManager(url, {"model": model, "vandal": Vandal()}) as manager:
         manager.save()
     manager = sp.CheckpointManager(
@@ -146,15 +154,22 @@ def vandalised(url: Path, vandalise: Callable[[torch.nn.Linear], None], read_bac
         manager.close()
 
 
+@pytest.mark.parametrize("side", [SMALL, LARGE])
 @pytest.mark.parametrize(
     "vandalise", [add_in_place, zero_past_the_count, zero_by_numpy, zero_a_row_past_the_count, exchange_memory]
 )
 def test_a_weight_that_is_overwritten_while_the_restore_goes_on_is_noticed(
-    vandalise: Callable[[torch.nn.Linear], None], tmp_path: Path
+    vandalise: Callable[[torch.nn.Linear], None], side: int, tmp_path: Path
 ) -> None:
     """Spec: C11.8"""
     with pytest.raises(sp.InternalError, match=r"not what was saved.*model.*weight"):
-        vandalised(tmp_path, vandalise, True)
+        vandalised(tmp_path, vandalise, True, side=side)
+
+
+def test_every_byte_of_a_small_tensor_is_digested_again(tmp_path: Path) -> None:
+    """Spec: C11.8"""
+    with pytest.raises(sp.InternalError, match=r"not what was saved.*model.*weight"):
+        vandalised(tmp_path, add_past_the_count, True, side=SMALL)
 
 
 def test_the_place_in_a_tree_that_was_changed_while_the_restore_goes_on_is_named(tmp_path: Path) -> None:
@@ -177,7 +192,7 @@ def test_a_write_past_the_count_that_no_sample_meets_is_noticed_where_every_byte
 ) -> None:
     """Spec: C11.8"""
     with pytest.raises(sp.InternalError, match=r"not what was saved.*model.*weight"):
-        vandalised(tmp_path, add_past_the_count, "full")
+        vandalised(tmp_path, add_past_the_count, "full", side=LARGE)
 
 
 class Hoarder:

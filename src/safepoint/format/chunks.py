@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 
 import msgspec
@@ -217,21 +217,24 @@ def _are_sound(index: Index, listed: _Listed) -> bool:
 
 def _sizes(tensors: Sequence[Tensor]) -> tuple[Table, Table] | None:
     """Return the number of rows of each box, none for one without elements, and the bytes of a row; None in doubt."""
-    dtypes = [DTYPES.get(one.dtype) for one in tensors]
-    axes = [len(one.global_shape) for one in tensors]
-    if None in dtypes or any(
-        not len(one.offset) == len(one.shape) == count <= MAX_AXES for one, count in zip(tensors, axes, strict=True)
-    ):
+    dtypes = [one.dtype for one in tensors]
+    sizes_bytes = {dtype: DTYPES[dtype].size_bytes for dtype in set(dtypes) if dtype in DTYPES}
+    columns = [list(map(attrgetter(name), tensors)) for name in ("global_shape", "offset", "shape")]
+    axes = list(map(len, columns[0]))
+    if not sizes_bytes.keys() >= set(dtypes) or max(axes, default=0) > MAX_AXES:
         return None
-    row_bytes = numpy.array([dtype.size_bytes for dtype in dtypes if dtype is not None], numpy.int64)
+    if any(list(map(len, column)) != axes for column in columns):
+        return None
+    row_bytes = numpy.fromiter(map(sizes_bytes.__getitem__, dtypes), numpy.int64, len(dtypes))
     rows = numpy.ones(len(tensors), numpy.int64)
     for count in set(axes) - {0}:
-        numbers = [number for number, own in enumerate(axes) if own == count]
-        listed = [tensors[number] for number in numbers]
+        has_count = [own == count for own in axes]
+        numbers = numpy.flatnonzero(has_count)
         whole, offset, shape = (
-            numpy.array(column, numpy.int64)
-            for column in zip(*((one.global_shape, one.offset, one.shape) for one in listed), strict=True)
+            numpy.fromiter(chain.from_iterable(compress(column, has_count)), numpy.int64, len(numbers) * count)
+            for column in columns
         )
+        whole, offset, shape = (column.reshape(-1, count) for column in (whole, offset, shape))
         element_bytes = row_bytes[numbers]
         for lengths in (whole, shape):
             filled = numpy.maximum(lengths, 1).astype(float).prod(axis=1) * element_bytes

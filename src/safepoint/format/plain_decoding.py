@@ -59,12 +59,14 @@ class _Decoder:
     def decode(self, form: object, depth: int) -> object:
         if depth > MAX_DEPTH:
             raise self._bad("a tree of at most 64 levels", "more")
-        if form is None or isinstance(form, bool | str):
-            return form
-        if isinstance(form, int):
-            if not -INT_LIMIT <= form < INT_LIMIT:
-                raise self._bad("an integer of at most 63 bits", "a longer one")
-            return form
+        # Most of a large tree are leaves of tensors, which are dicts.
+        if type(form) is not dict:
+            if form is None or isinstance(form, bool | str):
+                return form
+            if isinstance(form, int):
+                if not -INT_LIMIT <= form < INT_LIMIT:
+                    raise self._bad("an integer of at most 63 bits", "a longer one")
+                return form
         # Most values are parts of a list or an object, and stand for themselves: they are worth no call each.
         below = depth + 1
         bare = _BARE if below <= MAX_DEPTH else frozenset()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -27,9 +28,10 @@ def item_digest(item: IndexedItem, tensors: Iterable[Tensor]) -> str:
 
     Spec: F7.3.
     """
-    ordered = sorted(tensors, key=lambda tensor: tensor.name)
-    text = ItemText(ordered, [len(tensor.chunks) for tensor in ordered])
-    return text.digest(item, [chunk.digest for tensor in ordered for chunk in tensor.chunks])
+    ordered = sorted(tensors, key=attrgetter("name"))
+    lines = [[one.name, one.dtype, one.shape, [chunk.digest for chunk in one.chunks]] for one in ordered]
+    parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain), *map(msgspec.json.encode, lines)]
+    return digest_bytes(b"\n".join(parts))
 
 
 class ItemText:

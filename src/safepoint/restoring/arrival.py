@@ -1,7 +1,8 @@
 """Arrival: what a target was filled with, to compare the live state with when the restore ends.
 
 What lies in live memory was digested over that very memory. It is what arrived as long as it lies there, has not been
-written to by torch's count, and still has the sampled bytes; else it is digested again.
+written to by torch's count, and still has the sampled bytes; else it is digested again. So is all that is small, at the
+price of a sample.
 
 Spec: C11.
 """
@@ -22,6 +23,8 @@ BoxKey = tuple[str, str, tuple[int, ...], tuple[int, ...]]
 # About 64 bytes of each MiB, and of a smaller box; a prime, so that every byte of an element has its turn.
 _SAMPLE_STEP_BYTES = 16381
 _LEAST_SAMPLES = 64
+# To digest so many bytes takes as long as to take two samples of them.
+_SMALL_BYTES = 64 << 10
 # A box that more chunks than these fed is digested once more as a whole, rather than to keep a digest for each of them.
 _MOST_RANGES = 512
 
@@ -29,7 +32,7 @@ _MOST_RANGES = 512
 class Arrival(msgspec.Struct, frozen=True):
     """Hold the digests of ranges (begin, end) that make up a box's bytes, and its place in live memory, if it has one.
 
-    `memory` is that memory, and `sample` holds some of the bytes in it.
+    `memory` is that memory, and `sample` holds some of the bytes in it, none of a small one.
     """
 
     ranges: tuple[tuple[int, int, str], ...]
@@ -39,15 +42,22 @@ class Arrival(msgspec.Struct, frozen=True):
 
     def is_at(self, place: Place) -> bool:
         """Return whether what arrived still lies at a place, by all that tells without reading it whole."""
-        return self.place == place and self.sample == sample_of(self.memory)
+        if self.place != place:
+            return False
+        if len(self.memory) <= _SMALL_BYTES:
+            return self.differing(self.memory) is None
+        return self.sample == sample_of(self.memory)
 
     def differing(self, data: memoryview) -> tuple[str, str] | None:
         """Return (expected, found) of the first range whose digest the bytes of a box do not have; None for none."""
         size_bytes = self.ranges[-1][1] if self.ranges else 0
         if len(data) != size_bytes:
             return f"{size_bytes} bytes", f"{len(data)} bytes"
-        pairs = ((digest, digest_bytes(data[begin:end])) for begin, end, digest in self.ranges)
-        return next(((expected, found) for expected, found in pairs if expected != found), None)
+        for begin, end, expected in self.ranges:
+            found = digest_bytes(data if end - begin == size_bytes else data[begin:end])
+            if found != expected:
+                return expected, found
+        return None
 
 
 def arrival_of(place: Place | None, memory: memoryview, chunks: Iterable[ChunkRead]) -> Arrival:
@@ -66,7 +76,10 @@ def arrival_of(place: Place | None, memory: memoryview, chunks: Iterable[ChunkRe
         ranges.append((chunk.begin, chunk.begin + chunk.size_bytes, chunk.digest))
     if len(ranges) > 1:
         ranges.sort()
-    return Arrival(tuple(ranges)) if place is None else Arrival(tuple(ranges), place, sample_of(memory), memory)
+    if place is None:
+        return Arrival(tuple(ranges))
+    sample = b"" if len(memory) <= _SMALL_BYTES else sample_of(memory)
+    return Arrival(tuple(ranges), place, sample, memory)
 
 
 def sample_of(memory: memoryview) -> bytes:

@@ -3,8 +3,8 @@
 1. A run is a stretch of one file that one thread reads from front to back: chunks that follow each other there and are
    read in place, together no larger than `RUN_BYTES`, or a single chunk of any size.
 2. A batch is one large tensor, or small ones that follow each other. Its targets are committed together.
-3. The largest tensors come first, so that the last runs are small ones and the threads end together; before them, those
-   that lie where the file has been read ahead. Of the small ones those that do stand among the others.
+3. The largest tensors come first, so that the last runs are small ones and the threads end together. Those that lie
+   where the file has been read ahead stand evenly among the others: the disk does not rest while they are copied.
 
 Spec: C11.
 """
@@ -55,7 +55,7 @@ class Batch:
 
 
 def batches_of(reads: Sequence[TensorRead], *, near: Mapping[str, int] = MappingProxyType({})) -> Iterator[Batch]:
-    """Yield all tensors of a plan: large ones first, of them those that are near; small ones as they lie on disk.
+    """Yield all tensors of a plan: large ones first, small ones as they lie on disk; those that are near in between.
 
     Args:
         reads: The plan.
@@ -63,13 +63,8 @@ def batches_of(reads: Sequence[TensorRead], *, near: Mapping[str, int] = Mapping
     """
     sizes = [sum(chunk.size_bytes for chunk in read.chunks) for read in reads]
     large = [number for number, size in enumerate(sizes) if size >= RUN_BYTES]
-
-    def turn(number: int) -> tuple[int, int]:
-        first = reads[number].chunks[0]
-        return (0, first.offset_bytes) if first.offset_bytes < near.get(first.path, 0) else (1, -sizes[number])
-
-    for number in sorted(large, key=turn):
-        yield Batch((reads[number],))
+    large.sort(key=lambda number: -sizes[number])
+    yield from _mixed([Batch((reads[number],)) for number in large], near)
     small = [(read, size) for read, size in zip(reads, sizes, strict=True) if size < RUN_BYTES]
     yield from _mixed(list(_gathered(small)), near)
 

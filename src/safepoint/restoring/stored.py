@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -87,10 +88,12 @@ class StoredBoxes(Mapping[Key, tuple[StoredBox, ...]]):
         self._indexes = sorted(indexes, key=lambda index: index.rank)
         self._per_rank = per_rank
         self._owner = owner
+        # Where one index lists each tensor once, its place there, by tensor.
+        self._alone = _places_alone(self._indexes, per_rank)
         # By tensor, the frames that name it, each with its place there; by frame, the indexes that have it.
         self._places: dict[Key, list[tuple[str, int]]] = {}
         self._members: dict[str, list[int]] = {}
-        for number, index in enumerate(self._indexes):
+        for number, index in enumerate(() if self._alone else self._indexes):
             frame = index.boxes.frame
             members = self._members.setdefault(frame.digest, [])
             members.append(number)
@@ -98,9 +101,10 @@ class StoredBoxes(Mapping[Key, tuple[StoredBox, ...]]):
                 self._note(frame)
 
     def __getitem__(self, key: Key) -> tuple[StoredBox, ...]:
+        alone = self._alone.get(key)
+        if alone is not None:
+            return (self._indexes[0].box(alone),)
         places = self._places.get(key, ())
-        if len(self._indexes) == len(places) == 1 and key[0] not in self._per_rank:
-            return (self._indexes[0].box(places[0][1]),)
         found: dict[tuple[int, tuple[int, ...]], StoredBox] = {}
         for number, place in sorted((number, place) for frame, place in places for number in self._members[frame]):
             index = self._indexes[number]
@@ -172,6 +176,16 @@ def index_from(excerpt: Excerpt) -> StoredIndex:
     columns = IndexColumns(boxes, Chunks(ends, stops, places, offsets, digests))
     head = excerpt.rank, excerpt.generation, excerpt.header_bytes, excerpt.header_digest, excerpt.objects
     return StoredIndex(*head, _paths(excerpt.objects), columns)
+
+
+def _places_alone(indexes: Sequence[StoredIndex], per_rank: frozenset[str]) -> dict[Key, int]:
+    """Return the place of each tensor in the one index; nothing where there are several, of it or of its boxes."""
+    if len(indexes) != 1:
+        return {}
+    tensors = indexes[0].boxes.frame.tensors
+    places = dict(zip(map(attrgetter("item", "name"), tensors), range(len(tensors)), strict=True))
+    is_alone = len(places) == len(tensors) and per_rank.isdisjoint(map(attrgetter("item"), tensors))
+    return places if is_alone else {}
 
 
 def _paths(objects: Sequence[ObjectReference]) -> tuple[str, ...]:
