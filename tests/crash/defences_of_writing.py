@@ -9,8 +9,8 @@ WRITING = (
         "file fsync",
         "a written object is not synced",
         "storage/local_files.py",
-        ('            with translated("sync", self._where):\n                sync_descriptor(self._descriptor)'),
-        "            pass",
+        "                self._check_is_whole()\n                sync_descriptor(self._descriptor)\n",
+        "                self._check_is_whole()\n",
         (
             "tests/storage/test_local_order.py::test_finish_syncs_after_the_last_write_and_sync_folder_syncs_the_folder",
             "tests/crash/test_order_of_syncs.py::test_all_that_a_save_relies_on_is_synced_before",
