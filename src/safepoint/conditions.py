@@ -142,7 +142,10 @@ class Circumstances:
     def environment(self) -> dict[str, str]:
         """Return versions, devices and switches of now."""
         workspace = self._ambient.variable("CUBLAS_WORKSPACE_CONFIG")
-        return {**describe(self._registry.objects.values(), workspace=workspace), "safepoint": __version__}
+        return {
+            **describe(self._registry.objects.values(), workspace=workspace, glances=self._registry.glances),
+            "safepoint": __version__,
+        }
 
     def now(self) -> Conditions:
         """Return the conditions of now."""
@@ -173,7 +176,8 @@ class Circumstances:
         """
         progress = self._boundary.progress
         captured = {**self._registry.items, STREAMS_ITEM: GlobalRandomItem(streams=streams)}
-        items, conditions = capture(list(captured.values())), self.now()
+        with self._registry.glances.shared():
+            items, conditions = capture(list(captured.values())), self.now()
         self._warn_of(conditions.reasons)
         return Snapshot(
             progress=ProgressRecord(**{name: getattr(progress, name) for name in ProgressRecord.__struct_fields__}),

@@ -200,7 +200,7 @@ class DueSaves:
         # A loader may make its iterator to tell its state, and draw for it.
         with undisturbed_streams() as self._streams:
             taken = self._circumstances.snapshot(metrics=self.metrics, probe=numbers, streams=self._streams)
-        return replace(taken, owned=self._monitor.owned())
+        return replace(taken, owned=self._monitor.owned()) if self._saver.copies_behind else taken
 
     def _show_totals(self, snapshot: Snapshot) -> None:
         self._boundary.show_totals(samples=snapshot.progress.samples, tokens=snapshot.progress.tokens)

@@ -8,7 +8,6 @@ waits for it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import warnings
@@ -40,7 +39,6 @@ from safepoint.saving.increment import Increments
 from safepoint.saving.plan import Planner
 from safepoint.saving.save import begin, finish
 from safepoint.schedule import DueClock, Schedule
-from safepoint.state.item import Owned
 from safepoint.stats import Costs, Running
 from safepoint.stop import Stop
 from safepoint.storage.base import Storage
@@ -128,6 +126,11 @@ class Saver:
     def world_size(self) -> int:
         """Return the number of ranks."""
         return self._group.world_size
+
+    @property
+    def copies_behind(self) -> bool:
+        """Return whether what only an optimizer's step changes is copied while the training goes on."""
+        return self._is_background and self._staging.copies_behind
 
     @property
     def is_saving(self) -> bool:
@@ -238,7 +241,7 @@ class Saver:
         def counted() -> Snapshot:
             taken = snapshot()
             self.begin_at(taken.progress.step)
-            return taken if self._staging.copies_behind else dataclasses.replace(taken, owned=Owned())
+            return taken
 
         try:
             staged = begin(context, counted, copies=self._is_background)

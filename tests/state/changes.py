@@ -108,7 +108,7 @@ def _overlap(run: Run) -> None:
     run.plain["view"] = run.plain["t"][1:]
 
 
-def _in_turn(one: list[int], other: list[int], *, is_first: bool) -> list[list[int]]:
+def _in_turn(one: Any, other: Any, *, is_first: bool) -> list[Any]:
     return [one, other, one if is_first else other]
 
 
@@ -194,6 +194,10 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a buffer less": lambda run: run.net._buffers.pop("late", None),
     "a buffer that is filled": lambda run: run.net._buffers.update(empty=torch.ones(3)),
     "a buffer that is emptied": lambda run: run.net._buffers.update(empty=None),
+    "a buffer that is a parameter": lambda run: run.net._buffers.update(
+        scale=nn.Parameter(run.scale.detach(), requires_grad=False)
+    ),
+    "a buffer that is none": lambda run: run.net._buffers.update(scale=run.scale.detach()),
     "a buffer that persists": lambda run: run.net.register_buffer("hidden", run.net.hidden, persistent=True),
     "a buffer that does not": lambda run: run.net.register_buffer("hidden", run.net.hidden, persistent=False),
     "a number": lambda run: run.net.norm.num_batches_tracked.add_(3),
@@ -246,6 +250,8 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a number that is conjugate": lambda run: run.plain.update(number=torch.tensor(1 + 2j).conj()),
     "a number that is not": lambda run: run.plain.update(number=torch.tensor(1 - 2j)),
     "a number that is negative": lambda run: run.plain.update(number=torch.tensor(1 + 2j).conj().imag),
+    "a tensor twice": lambda run: run.plain.update(pairs=_in_turn(run.scale, run.weight, is_first=True)),
+    "the other tensor twice": lambda run: run.plain.update(pairs=_in_turn(run.scale, run.weight, is_first=False)),
     "rows": lambda run: run.plain.update(rows=[{"a": 1, "t": torch.ones(2)}, {"b": "x", "c": None}]),
     "rows of other keys": lambda run: run.plain.update(rows=[{"a": 1}, {"t": torch.ones(2), "b": "x", "c": None}]),
     "rows that are one": lambda run: run.plain.update(rows=[{"a": 1}] * 2),

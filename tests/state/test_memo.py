@@ -22,6 +22,7 @@ from safepoint.state.modules import ModuleItem
 from safepoint.state.registry import Registry
 from safepoint.state.sight import Sight
 from safepoint.state.stateful import PlainItem
+from safepoint.state.tree import unflatten
 from tests.state.changes import CHANGES, Run
 
 
@@ -199,6 +200,26 @@ def test_what_looks_plain_and_cannot_be_stored_is_refused_by_its_path(value: obj
     with pytest.raises(RequestError, match=text) as caught:
         PlainItem("plain", {"held": value}).capture()
     assert "plain.state.held" in str(caught.value)
+
+
+def test_rows_that_are_one_object_are_stored_as_one() -> None:
+    one, other = {"a": 1}, {"b": 2}
+
+    item = PlainItem("plain", {"rows": [one, other, one], "more": [other], "again": [one, {"c": 3}]})
+    first, second = (unflatten(item.capture().plain, {})["state"] for _ in range(2))
+
+    assert first == second == {"rows": [one, other, one], "more": [other], "again": [one, {"c": 3}]}
+    for state in (first, second):
+        assert state["rows"][0] is state["rows"][2] is state["again"][0]
+        assert state["rows"][1] is state["more"][0]
+
+
+def test_a_row_of_many_is_met_again_elsewhere() -> None:
+    one, other = {"a": 1}, {"b": 2}
+
+    state = unflatten(PlainItem("plain", {"rows": [one, other], "more": [other, {}]}).capture().plain, {})["state"]
+
+    assert state["rows"][1] is state["more"][0]
 
 
 def test_an_extra_state_shows_in_the_next_capture() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from safepoint.contract import Reason
 from safepoint.errors import RequestError
 from safepoint.format.manifest import Conditions, ProgressRecord
 from safepoint.progress import Consumed
-from safepoint.state.item import Item, Owned, Preparing
+from safepoint.state.item import CapturedTensor, Item, Owned, Preparing
 from safepoint.state.snapshot import SnapshotItem, capture_item
+
+_NAME: Callable[[CapturedTensor], str] = attrgetter("spec.name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +52,13 @@ def capture(items: Sequence[Item]) -> tuple[SnapshotItem, ...]:
             item.prepare()
     captured = tuple(capture_item(item) for item in items)
     for one in captured:
-        for tensor in one.tensors:
-            _check_text(tensor.spec.name, one.name)
+        if not "".join(map(_NAME, one.tensors)).isascii():
+            for tensor in one.tensors:
+                _check_text(tensor.spec.name, one.name)
     return captured
 
 
 def _check_text(name: str, item: str) -> None:
-    if name.isascii():
-        return
     try:
         name.encode("utf-8")
     except UnicodeEncodeError as exc:

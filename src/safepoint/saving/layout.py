@@ -6,7 +6,7 @@ what names the boxes, which ranks that hold parts of the same tensors have in co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -23,6 +23,10 @@ from safepoint.state.item import CapturedTensor, TensorSpec
 from safepoint.state.snapshot import SnapshotItem
 
 _KEYED = attrgetter("item", "name", "offset")
+_SPEC: Callable[[CapturedTensor], TensorSpec] = attrgetter("spec")
+_IS_LEADERS: Callable[[CapturedTensor], bool] = attrgetter("is_leaders")
+# Of an item: its name, what its tensors are, and which of them are the leader's.
+_Held = tuple[str, list[TensorSpec], list[bool]]
 
 
 class LayoutBox(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -68,25 +72,26 @@ class Layouts:
     """Make the layouts of snapshots; that of the last one is given again where the same boxes are held."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[str, list[tuple[TensorSpec, bool]]]] | None = None
+        self._held: list[_Held] | None = None
         self._layout = Layout(())
-        self._order: list[int] = []
+        self._order: list[int] | None = None
         self._columns: Columns | None = None
 
     def of(self, items: Sequence[SnapshotItem]) -> tuple[Layout, tuple[CapturedTensor, ...]]:
         """Return the layout of a snapshot, and its tensors in the same order."""
-        held = [(item.name, [(tensor.spec, tensor.is_leaders) for tensor in item.tensors]) for item in items]
+        held = [(item.name, list(map(_SPEC, item.tensors)), list(map(_IS_LEADERS, item.tensors))) for item in items]
         if held != self._held:
             boxes = [
                 LayoutBox(item, spec.name, spec.dtype, spec.global_shape, spec.offset, spec.shape, is_leaders)
-                for item, specs in held
-                for spec, is_leaders in specs
+                for item, specs, leaders in held
+                for spec, is_leaders in zip(specs, leaders, strict=True)
             ]
-            self._order = sorted(range(len(boxes)), key=list(map(_KEYED, boxes)).__getitem__)
-            self._layout, self._held = Layout(tuple(boxes[place] for place in self._order)), held
+            order = sorted(range(len(boxes)), key=list(map(_KEYED, boxes)).__getitem__)
+            self._layout, self._held = Layout(tuple(boxes[place] for place in order)), held
             self._columns = None
-        tensors = [tensor for item in items for tensor in item.tensors]
-        return self._layout, tuple(tensors[place] for place in self._order)
+            self._order = None if order == list(range(len(order))) else order
+        tensors = tuple(chain.from_iterable(item.tensors for item in items))
+        return self._layout, tensors if self._order is None else tuple(tensors[place] for place in self._order)
 
     def columns(self) -> Columns:
         """Return the layout of the last snapshot in columns."""

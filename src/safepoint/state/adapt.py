@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from safepoint.errors import RequestError
+from safepoint.state.glance import Glances
 from safepoint.state.item import Item
 from safepoint.state.modules import ModuleItem
 from safepoint.state.optimizers import OptimizerItem
@@ -22,10 +23,14 @@ from safepoint.state.stateful import PLAIN_CONTAINERS, PlainItem, Stateful, Stat
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Give an item access to what else is registered; asked at each use, because objects may be registered later."""
+    """Give an item access to what else is registered; asked at each use, because objects may be registered later.
+
+    `glances` are how all of them look at modules.
+    """
 
     parameters: Callable[[], Mapping[str, torch.Tensor]]
     optimizers: Callable[[], Mapping[str, OptimizerItem]]
+    glances: Glances = field(default_factory=Glances)
 
 
 def make_item(name: str, entry: object, *, surroundings: Surroundings) -> Item:
@@ -41,7 +46,7 @@ def make_item(name: str, entry: object, *, surroundings: Surroundings) -> Item:
         RequestError: The object has no state that can be captured.
     """
     if isinstance(entry, torch.nn.Module):
-        return ModuleItem(name, entry)
+        return ModuleItem(name, entry, surroundings.glances)
     if isinstance(entry, torch.optim.Optimizer):
         return OptimizerItem(name, entry, surroundings.parameters)
     if isinstance(entry, LRScheduler | ReduceLROnPlateau):

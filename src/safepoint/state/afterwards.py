@@ -75,4 +75,4 @@ class Afterwards:
 
 
 def _versions(module: torch.nn.Module) -> list[int | None]:
-    return versions_of(list(held_tensors(module)))
+    return versions_of(held_tensors(module))

@@ -96,20 +96,24 @@ def device_kind(tensor: torch.Tensor) -> str:
     return "cpu" if tensor.is_cpu else tensor.device.type
 
 
+def texts_of(scalars: Sequence[torch.Tensor]) -> list[bytes]:
+    """Return the texts of tensors of one value now."""
+    read = bytes_of_scalars(list(map(memory_of, scalars)))
+    # Nearly all are counts of steps, and equal.
+    texts = {data: b'"%b"' % data.hex().encode("ascii") for data in set(read)}
+    return list(map(texts.__getitem__, read))
+
+
 def text_of(stencil: Stencil, values: Sequence[object]) -> bytes:
     """Return the text of a tree of these values now.
 
     Raises:
         RequestError: A value cannot be stored; named by its path.
     """
-    scalars = list(map(memory_of, (value for value in values if isinstance(value, torch.Tensor))))
-    read = bytes_of_scalars(scalars)
-    # Nearly all are counts of steps, and equal.
-    texts = {data: b'"%b"' % data.hex().encode("ascii") for data in set(read)}
-    rest = map(texts.__getitem__, read)
+    scalars = iter(texts_of([value for value in values if isinstance(value, torch.Tensor)]))
     return stencil.fill(
         [
-            next(rest) if isinstance(value, torch.Tensor) else encode_text(value, path=path)
+            next(scalars) if isinstance(value, torch.Tensor) else encode_text(value, path=path)
             for value, path in zip(values, stencil.paths, strict=True)
         ]
     )

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
-from safepoint.state.names import held_tensors
+from safepoint.state.glance import Glances
+
+_DEVICE = attrgetter("device")
 
 
-def describe(objects: Iterable[object] = (), *, workspace: str | None = None) -> dict[str, str]:
+def describe(
+    objects: Iterable[object] = (), *, workspace: str | None = None, glances: Glances | None = None
+) -> dict[str, str]:
     """Return versions, device kinds and determinism switches as text, for the manifest and for comparison.
 
     Nothing here begins the use of a device.
@@ -20,13 +26,14 @@ def describe(objects: Iterable[object] = (), *, workspace: str | None = None) ->
     Args:
         objects: The registered objects; the kinds of devices are those that their tensors lie on.
         workspace: The variable CUBLAS_WORKSPACE_CONFIG, which decides whether cuBLAS sums in a fixed order.
+        glances: How modules are looked at.
     """
     described = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": str(np.__version__),
         "machine": platform.machine(),
-        "device": "+".join(sorted(_device_kinds(objects))) or "cpu",
+        "device": "+".join(sorted(_device_kinds(objects, glances or Glances()))) or "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "deterministic_algorithms": _determinism(),
@@ -51,18 +58,19 @@ def describe(objects: Iterable[object] = (), *, workspace: str | None = None) ->
     return described
 
 
-def _device_kinds(objects: Iterable[object]) -> set[str]:
-    return {device.type for device in {tensor.device for entry in objects for tensor in _tensors_of(entry)}}
+def _device_kinds(objects: Iterable[object], glances: Glances) -> set[str]:
+    tensors = chain.from_iterable(_tensors_of(entry, glances) for entry in objects)
+    return {device.type for device in set(map(_DEVICE, tensors))}
 
 
-def _tensors_of(entry: object) -> Iterator[torch.Tensor]:
+def _tensors_of(entry: object, glances: Glances) -> Iterator[torch.Tensor]:
     waiting, seen = [entry], set[int]()
     while waiting:
         one = waiting.pop()
         if isinstance(one, torch.nn.Module):
-            yield from held_tensors(one)
+            yield from glances.tensors_of(one)
         elif isinstance(one, torch.optim.Optimizer):
-            yield from (parameter for group in one.param_groups for parameter in group["params"])
+            yield from chain.from_iterable(group["params"] for group in one.param_groups)
         elif isinstance(one, torch.Tensor):
             yield one
         elif isinstance(one, dict | list | tuple) and id(one) not in seen:

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, repeat
 from operator import attrgetter, ne
 from typing import Any
@@ -19,6 +20,7 @@ from safepoint.state.names import (
     BUFFERS,
     PARAMETERS,
     each_module,
+    held_tensors,
     keys_of,
     qualified_parameters,
     reshard,
@@ -64,20 +66,58 @@ def glance_at(root: torch.nn.Module) -> Glance:
     return Glance(modules, kinds, facts, _tensors(parameters), _tensors(buffers))
 
 
+class Glances:
+    """Look at modules: within `shared` once at each, whoever asks, and else whenever it is asked."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Glance] | None = None
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Share what is seen within the block, in which the modules must stand still; it is let go of at its end."""
+        self._seen = {}
+        try:
+            yield
+        finally:
+            self._seen = None
+
+    def at(self, root: torch.nn.Module) -> Glance:
+        """Look at a module and all below it."""
+        if self._seen is None:
+            return glance_at(root)
+        found = self._seen.get(id(root))
+        if found is None:
+            found = self._seen[id(root)] = glance_at(root)
+        return found
+
+    def tensors_of(self, root: torch.nn.Module) -> list[torch.Tensor]:
+        """Return every parameter and buffer, once for each module that holds it."""
+        found = (self._seen or {}).get(id(root))
+        if found is None:
+            return held_tensors(root)
+        return [one for one in chain(found.parameters, found.buffers) if one is not None]
+
+    def forget(self, root: torch.nn.Module) -> None:
+        """Look at a module anew, because code of its own ran that may change it."""
+        if self._seen is not None:
+            self._seen.pop(id(root), None)
+
+
 class ParameterNames:
     """Name the parameters of modules as `qualified_parameters` does, again and again.
 
     What is kept of the last time are the names, and at which places of what is seen the named ones stand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, glances: Glances) -> None:
+        self._glances = glances
         self._facts: list[object] | None = None
         self._names: list[str] = []
         self._places: list[int] = []
 
     def of(self, modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.Tensor]:
         """Return each parameter of the registered modules once, under ``item/name``."""
-        glances = [glance_at(module) for module in modules.values()]
+        glances = [self._glances.at(module) for module in modules.values()]
         tensors: list[Any] = list(chain.from_iterable(one.parameters for one in glances))
         firsts = {id(None): -1}
         numbers = list(map(firsts.setdefault, map(id, tensors), range(len(tensors))))
@@ -91,8 +131,8 @@ class ParameterNames:
         return dict(zip(self._names, [tensors[place] for place in self._places], strict=True))
 
 
-def _keys(held: Iterable[Mapping[str, object]]) -> list[tuple[str, ...]]:
-    return list(map(tuple, map(keys_of, held)))
+def _keys(held: list[Mapping[str, torch.Tensor | None]]) -> tuple[list[int], list[str]]:
+    return list(map(len, held)), list(chain.from_iterable(map(keys_of, held)))
 
 
 def _tensors(held: Iterable[Mapping[str, torch.Tensor | None]]) -> list[torch.Tensor | None]:

@@ -7,7 +7,8 @@ with items made of plain bytes.
 How an item is restored: `check` (nothing is touched) → `targets` → each target is filled and its bytes are checked by
 digest → `apply`. The caller applies items in the order of their types: modules first, random streams last.
 
-What there is one of for each tensor is a msgspec record: making a frozen dataclass takes ten times as long.
+What there is one of for each tensor is a msgspec record: making a frozen dataclass takes ten times as long. Nothing
+that such a record holds refers back to it, so the collector of cycles is spared it.
 """
 
 from __future__ import annotations
@@ -257,7 +258,7 @@ class Summable(Protocol):
         """
 
 
-class CapturedTensor(msgspec.Struct, frozen=True):
+class CapturedTensor(msgspec.Struct, frozen=True, gc=False):
     """Pair what a tensor is with where its bytes come from.
 
     A tensor of which a rank holds several boxes is several of these, of one name and different offsets. Where several

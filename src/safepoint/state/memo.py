@@ -14,9 +14,10 @@ import msgspec
 import torch
 
 from safepoint.errors import InternalError
-from safepoint.format.stencil import Stencil
+from safepoint.format.plain import Path
+from safepoint.format.stencil import Stencil, encode_text
 from safepoint.state.boxes import LocalBox
-from safepoint.state.draft import Draft, text_of
+from safepoint.state.draft import Draft, text_of, texts_of
 from safepoint.state.item import CapturedItem, CapturedTensor, TensorSpec
 from safepoint.state.shards import boxes_of, captured, division_of, view_of
 from safepoint.state.sight import Sight
@@ -46,12 +47,14 @@ class _KeptTensors(msgspec.Struct, frozen=True):
 class _Kept(msgspec.Struct, frozen=True):
     """Hold what followed from facts; `places` are those of the open values among the ones of a look.
 
-    `names` are those of the stored tensors, each with its place and its part as in `_KeptTensors`.
+    `paths` are those of the atoms, for messages; `names` are those of the stored tensors, each with its place and its
+    part as in `_KeptTensors`.
     """
 
     facts: list[object]
     stencil: Stencil
     places: list[int]
+    paths: list[Path]
     tensors: _KeptTensors
     names: list[tuple[str, int, _Stretch | None]]
     division: str
@@ -83,8 +86,9 @@ class Memo:
         """
         kept = self._kept_of(sight)
         if kept is not None:
-            values = [*sight.atoms, *sight.scalars]
-            text = text_of(kept.stencil, [values[place] for place in kept.places])
+            atoms = [encode_text(one, path=path) for one, path in zip(sight.atoms, kept.paths, strict=True)]
+            texts = atoms + texts_of(sight.scalars)
+            text = kept.stencil.fill([texts[place] for place in kept.places])
             return CapturedItem(self._kind, text, _seen(kept.tensors, sight), kept.division, kept.leaders)
         return self._drafted(sight, draft(), is_divided_alone=is_divided_alone)
 
@@ -118,7 +122,8 @@ class Memo:
         if sight.is_known:
             places, names = _places(made.values, sight, self._name), _names(made, sight)
             tensors_kept = _kept_tensors(names, item, sight, self._name)
-            self._kept = _Kept(sight.facts, stencil, places, tensors_kept, names, division, made.entries)
+            paths = [path for place, path in zip(places, stencil.paths, strict=True) if place < len(sight.atoms)]
+            self._kept = _Kept(sight.facts, stencil, places, paths, tensors_kept, names, division, made.entries)
         return item
 
 

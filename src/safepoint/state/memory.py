@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Any
 
 import torch
 
 from safepoint.state.item import Held
+
+_LAYOUT, _SIZE_BYTES = attrgetter("layout"), attrgetter("nbytes")
+_STRIDED = frozenset({torch.strided})
 
 # Memory of no length in particular; a type for each length would take longer to make than a small tensor to copy.
 _Memory = ctypes.c_char * sys.maxsize
@@ -73,6 +76,15 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return (start, start + (reach + 1) * tensor.element_size())
+
+
+def ranges_of(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return the ranges of those that are strided; see `byte_range`."""
+    if not _STRIDED.issuperset(map(_LAYOUT, tensors)) or not all(map(torch.Tensor.is_contiguous, tensors)):
+        return [byte_range(one) for one in tensors if one.layout is torch.strided]
+    begins = list(map(torch.Tensor.data_ptr, tensors))
+    ends = map(add, begins, map(_SIZE_BYTES, tensors))
+    return [(begin, end) if end > begin else (0, 0) for begin, end in zip(begins, ends, strict=True)]
 
 
 def flat(dense: torch.Tensor) -> torch.Tensor:

@@ -25,21 +25,19 @@ from safepoint.errors import Difference, RequestError
 from safepoint.format.plain import ScalarLeaf, TensorLeaf
 from safepoint.state.draft import Draft, NamedTensors, Values
 from safepoint.state.fitting import can_create, is_alike, is_differentiable
-from safepoint.state.glance import glance_at
+from safepoint.state.glance import Glances
 from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
 from safepoint.state.memo import Memo
 from safepoint.state.module_tree import EXTRA_STATE, SavedEntry, SavedModule, parse_module
 from safepoint.state.names import (
     Slot,
     class_of,
-    each_module,
     handed_out_buffers,
-    reshard,
     walk_modules,
     walk_slots,
     wrapped_key,
 )
-from safepoint.state.own_state import has_extra_state, refuse_own_state
+from safepoint.state.own_state import has_extra_state, may_have_own_state, refuse_own_state
 from safepoint.state.parts import Signature, describe, flag_of, held_as, new_tensors, put_back, signature, targets_in
 from safepoint.state.places import segment
 from safepoint.state.shards import is_divided_alike, local_of
@@ -68,13 +66,20 @@ class _Look:
 
 
 class ModuleItem:
-    """Capture and restore a module, `AveragedModel` included."""
+    """Capture and restore a module, `AveragedModel` included.
+
+    Args:
+        name: The item's name.
+        module: The live module.
+        glances: How it is looked at; looks may be shared with others that look at it.
+    """
 
     type = "module"
 
-    def __init__(self, name: str, module: torch.nn.Module) -> None:
+    def __init__(self, name: str, module: torch.nn.Module, glances: Glances | None = None) -> None:
         self._name = name
         self._module = module
+        self._glances = glances or Glances()
         self._memo = Memo(name, self.type)
         self._look: _Look | None = None
         self._targets: dict[str, dict[str, TensorTarget]] = {}
@@ -87,12 +92,15 @@ class ModuleItem:
 
     def prepare(self) -> None:
         """Put the parameters of `fully_shard` back into their sharded form."""
-        reshard(each_module(self._module)[0])
+        self._glances.at(self._module)
 
     def capture(self) -> CapturedItem:
         """Return all tensors by name, the extra state of submodules, and the flags."""
-        refuse_own_state(self._name, self._module)
-        glance = glance_at(self._module)
+        glance = self._glances.at(self._module)
+        if may_have_own_state(glance.modules, glance.kinds):
+            refuse_own_state(self._name, self._module)
+            self._glances.forget(self._module)
+            glance = self._glances.at(self._module)
         handed_out = handed_out_buffers(glance.modules)
         sight = Sight()
         sight.note(glance.facts)
@@ -102,6 +110,7 @@ class ModuleItem:
         sight.look_at_tensors(glance.buffers)
         if any(has_extra_state(kind) for kind in glance.kinds):
             sight.miss()
+            self._glances.forget(self._module)
         return self._memo.captured(sight.close(), lambda: self._draft(handed_out))
 
     def _draft(self, handed_out: set[int]) -> Draft:

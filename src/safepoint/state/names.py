@@ -80,7 +80,7 @@ def each_module(root: torch.nn.Module) -> tuple[list[torch.nn.Module], list[obje
     facts: list[object] = []
     while level:
         children = list(map(CHILDREN, level))
-        facts.append(list(map(tuple, map(keys_of, children))))
+        facts += (list(map(len, children)), list(chain.from_iterable(map(keys_of, children))))
         below: list[Any] = list(chain.from_iterable(map(values_of, children)))
         known, places = len(firsts), range(count, count + len(below))
         numbers = list(map(firsts.setdefault, map(id, below), places))
@@ -131,13 +131,11 @@ def walk_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]
     return iter(found)
 
 
-def held_tensors(root: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield every parameter and buffer, once for each module that holds it."""
+def held_tensors(root: torch.nn.Module) -> list[torch.Tensor]:
+    """Return every parameter and buffer, once for each module that holds it."""
     modules, _ = each_module(root)
-    for held in (PARAMETERS, BUFFERS):
-        for tensor in chain.from_iterable(map(values_of, map(held, modules))):
-            if tensor is not None:
-                yield tensor
+    held = chain(map(PARAMETERS, modules), map(BUFFERS, modules))
+    return [tensor for tensor in chain.from_iterable(map(values_of, held)) if tensor is not None]
 
 
 def walk_slots(root: torch.nn.Module) -> list[Slot]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import torch
@@ -12,8 +12,9 @@ from safepoint.errors import RequestError
 from safepoint.state.memory import as_memory, is_direct
 from safepoint.state.tensors import dtype_of
 
+_DTYPE, _IS_COMPLEX = attrgetter("dtype"), attrgetter("is_complex")
 _IS_CPU = attrgetter("is_cpu")
-_ITEM_BYTES = attrgetter("itemsize")
+_RAW: Callable[[object], bytes] = attrgetter("raw")
 
 
 def scalar_bytes(tensor: torch.Tensor) -> bytes:
@@ -25,10 +26,12 @@ def scalar_bytes(tensor: torch.Tensor) -> bytes:
 
 def bytes_of_scalars(tensors: Sequence[torch.Tensor]) -> list[bytes]:
     """Return the bytes of plain tensors of one element each; those of one accelerator are fetched together."""
-    is_host = all(map(_IS_CPU, tensors)) and not any(map(torch.Tensor.is_neg, tensors))
-    if is_host and not any(map(torch.Tensor.is_conj, tensors)):
+    dtypes = set(map(_DTYPE, tensors))
+    is_simple = len(dtypes) == 1 and not any(map(_IS_COMPLEX, dtypes))
+    if is_simple and all(map(_IS_CPU, tensors)) and not any(map(torch.Tensor.is_neg, tensors)):
         # A view of each one's memory would take longer to make than all else that is done with it.
-        return list(map(ctypes.string_at, map(torch.Tensor.data_ptr, tensors), map(_ITEM_BYTES, tensors)))
+        held = ctypes.c_char * tensors[0].itemsize
+        return list(map(_RAW, map(held.from_address, map(torch.Tensor.data_ptr, tensors))))
     found = [b""] * len(tensors)
     for device in {one.device for one in tensors}:
         numbers = [number for number, one in enumerate(tensors) if one.device == device]

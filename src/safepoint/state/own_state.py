@@ -10,18 +10,23 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
 import torch
 
 from safepoint.errors import RequestError
-from safepoint.state.names import each_module, walk_modules
+from safepoint.state.names import walk_modules
 from safepoint.state.placement import undisturbed_streams
 
 _EXTRA_KEY = "_extra_state"
 _HOOKS = attrgetter("_state_dict_hooks")
+
+
+def may_have_own_state(modules: Iterable[torch.nn.Module], kinds: Iterable[type[torch.nn.Module]]) -> bool:
+    """Return whether any of these modules, whose classes are given besides, is one that can add something."""
+    return any(map(_HOOKS, modules)) or any(map(_is_class_with_own, kinds))
 
 
 def refuse_own_state(item: str, root: torch.nn.Module) -> None:
@@ -32,10 +37,6 @@ def refuse_own_state(item: str, root: torch.nn.Module) -> None:
     Raises:
         RequestError: Names the module and the keys.
     """
-    modules, _ = each_module(root)
-    kinds = set(map(type, modules))
-    if not any(map(_HOOKS, modules)) and not any(map(_is_class_with_own, kinds)):
-        return
     for path, module in walk_modules(root):
         if _has_own_private_entries(module):
             entries: dict[str, Any] = {}

@@ -9,7 +9,7 @@ import torch
 from safepoint.errors import RequestError
 from safepoint.format.names import check_item_name
 from safepoint.state.adapt import Surroundings, make_item
-from safepoint.state.glance import ParameterNames
+from safepoint.state.glance import Glances, ParameterNames
 from safepoint.state.item import STREAMS_ITEM, Item
 from safepoint.state.kinds import Declared, Kind
 from safepoint.state.optimizers import OptimizerItem
@@ -20,7 +20,8 @@ class Registry:
     """Keep live objects and their items.
 
     `items` holds the global random streams besides, under their reserved name; `objects` and `optimizers` hold what was
-    registered; `kinds` what was declared of some of it. The mappings are live: what is added later shows in them.
+    registered; `kinds` what was declared of some of it; `glances` are how all items look at modules. The mappings are
+    live: what is added later shows in them.
     """
 
     def __init__(self) -> None:
@@ -28,8 +29,9 @@ class Registry:
         self.objects: dict[str, object] = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.kinds: dict[str, Kind] = {}
-        self._names = ParameterNames()
-        self._surroundings = Surroundings(self._parameters, self._optimizer_items)
+        self.glances = Glances()
+        self._names = ParameterNames(self.glances)
+        self._surroundings = Surroundings(self._parameters, self._optimizer_items, self.glances)
 
     def add(self, name: str, entry: object) -> Item:
         """Add a live object, or one with a declared kind, and return its item.

@@ -177,9 +177,9 @@ class Sight:
         if len(numbers) < len(rows) or not self._numbers.keys().isdisjoint(numbers):
             return False
         self._numbers |= numbers
-        keys = list(map(tuple, rows))
-        self.facts.append(keys)
-        self._check_keys(chain.from_iterable(keys), rows)
+        keys = list(chain.from_iterable(rows))
+        self.facts.append((dict, list(map(len, rows)), keys))
+        self._check_keys(keys, rows)
         self._look_at_leaves(values, kinds)
         return True
 

@@ -43,7 +43,7 @@ _TENSOR, _NBYTES = attrgetter("tensor"), attrgetter("tensor.nbytes")
 _NOTED, _COUNTER = attrgetter("version"), attrgetter("counter")
 
 
-class TensorSource(msgspec.Struct, frozen=True):
+class TensorSource(msgspec.Struct, frozen=True, gc=False):
     """Give the bytes of a live strided tensor; they are read when `copy_into` is called, not before.
 
     Args:
