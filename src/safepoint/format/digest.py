@@ -27,7 +27,7 @@ def digest_file(header: str, chunks: Iterable[str]) -> str:
 
     Spec: F3.
     """
-    return digest_of_parts(header, b"".join(map(bytes.fromhex, chunks)))
+    return digest_of_parts(header, bytes.fromhex("".join(chunks)))
 
 
 def digest_of_parts(header: str, chunks: bytes) -> str:

@@ -51,7 +51,7 @@ def seal(record: msgspec.Struct) -> bytes:
 
     Spec: F2.
     """
-    return seal_text(encode_sealed(record))
+    return bytes(seal_text([encode_sealed(record)]))
 
 
 def encode_sealed(record: msgspec.Struct) -> bytes:
@@ -86,23 +86,25 @@ class TextWithPlaces:
     __slots__ = ("_pieces",)
 
     def __init__(self, text: str) -> None:
-        self._pieces = text.split(PLACE)
+        self._pieces = text.encode("utf-8").split(PLACE.encode("ascii"))
 
     def fill(self, texts: Sequence[str]) -> bytes:
         """Return the text, given those for its places."""
-        whole = [""] * (2 * len(self._pieces) - 1)
+        whole = [b""] * (2 * len(self._pieces) - 1)
         whole[::2] = self._pieces
-        whole[1::2] = texts
-        return "".join(whole).encode("utf-8")
+        whole[1::2] = map(str.encode, texts)
+        return b"".join(whole)
 
 
-def seal_text(text: bytes) -> bytes:
-    """Return the text of a record, as `encode_sealed` makes it, with its digest.
+def seal_text(pieces: Sequence[bytes]) -> bytearray:
+    """Return the text of a record, as `encode_sealed` makes it, with its digest; in one copy, for it may be long.
 
     Spec: F2.
     """
-    tail = b'",' + text[1:] + b"\n"
-    return _PREFIX + digest_bytes(tail).encode("ascii") + tail
+    first, *others = pieces
+    text = bytearray().join([_PREFIX, bytes(HEX_LENGTH), b'",', memoryview(first)[1:], *others, b"\n"])
+    text[len(_PREFIX) : _HEAD] = digest_bytes(memoryview(text)[_HEAD:]).encode("ascii")
+    return text
 
 
 def unseal(data: bytes, kind: type[Record], *, where: str) -> Record:

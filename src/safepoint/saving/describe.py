@@ -44,7 +44,7 @@ class Description:
     `record` makes the index itself.
     """
 
-    text: bytes
+    text: bytes | bytearray
     objects: tuple[ObjectReference, ...]
     shares: dict[str, str]
     record: Callable[[], Index]

@@ -68,6 +68,8 @@ class Increment:
     @property
     def referenced_bytes(self) -> int:
         """Return the size of what is not written."""
+        if self.is_full:
+            return 0
         sizes = (chunk.size_bytes for entry in self.whole.entries for chunk in entry.chunks)
         return sum(size for size, stored in zip(sizes, self.kept, strict=True) if stored is not None)
 

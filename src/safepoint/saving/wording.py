@@ -38,7 +38,7 @@ class Wording:
             ranges = [range(ends[number] - counts[number], ends[number]) for number in numbers]
             self._items[item] = text, list(chain.from_iterable(ranges))
 
-    def seal(self, index: Index, digests: Sequence[str]) -> bytes:
+    def seal(self, index: Index, digests: Sequence[str]) -> bytearray:
         """Return the text of an index, itself without tensors, given the digests of all chunks in their order."""
         return self._index.seal(index, digests)
 

@@ -109,6 +109,6 @@ def discard(storage: Storage, place: Place) -> None:
         _log.warning("what a failed save had written stays for now: %s", exc)
 
 
-def _write_small(storage: Storage, path: str, data: bytes) -> None:
+def _write_small(storage: Storage, path: str, data: bytes | bytearray) -> None:
     with Conveyor(storage.create(path, size_bytes=len(data)), depth=0) as conveyor:
         conveyor.put(memoryview(data))
