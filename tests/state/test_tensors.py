@@ -16,6 +16,7 @@ from safepoint.state.tensors import (
     InPlaceTarget,
     NewTensorTarget,
     TensorSource,
+    are_plainly_storable,
     check_storable,
     dtype_of,
 )
@@ -144,6 +145,24 @@ def test_a_tensor_without_an_exact_picture_is_refused_by_its_path(build: Any) ->
         check_storable(build(), "model.odd")
     assert caught.value.where == "model.odd"
     assert caught.value.remedy
+    assert not are_plainly_storable([torch.ones(2), build(), torch.ones(2)])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.ones(2, 3).t(),
+        torch.ones(1).expand(3),
+        torch.eye(2).to_sparse(),
+        torch.eye(2).to_sparse_csr(),
+    ],
+    ids=["transposed", "expanded", "sparse", "csr"],
+)
+def test_what_is_storable_in_another_way_is_not_plainly_so(other: torch.Tensor) -> None:
+    plain = [torch.ones(2), torch.empty(0, 3), torch.tensor(1), torch.nn.Parameter(torch.ones(2)), torch.ones(9)[3:5]]
+    assert are_plainly_storable(plain)
+    check_storable(other, "model.other")
+    assert not are_plainly_storable([*plain, other])
 
 
 def test_a_distributed_tensor_is_refused_with_a_remedy() -> None:
