@@ -117,7 +117,7 @@ def encode_header(boxes: Sequence[LayoutBox], *, rows: Sequence[int] | None = No
     Spec: F3.
     """
     keys = entry_keys(map(_KEYED, boxes))
-    counts = rows or [box.row_count for box in boxes]
+    counts = rows or [shape[0] if shape else 1 for shape in map(attrgetter("shape"), boxes)]
     described = functools.cache(_described)
     lines, start = ['"__metadata__":{"format":"pt"}'], 0
     for key, box, count in zip(_as_json(keys), boxes, counts, strict=True):

@@ -6,7 +6,8 @@ Spec: F3, F7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
+from operator import attrgetter
 
 from safepoint.format.extent import BoxLike, ChunkLike
 from safepoint.format.index import Index, IndexedItem
@@ -28,12 +29,10 @@ class Wording:
         counts = list(map(len, chunks))
         self._index = IndexText(boxes, chunks)
         ends = list(accumulate(counts))
-        own: dict[str, list[tuple[str, int]]] = {}
-        for number, box in enumerate(boxes):
-            own.setdefault(box.item, []).append((box.name, number))
+        ordered = sorted(range(len(boxes)), key=list(map(attrgetter("item", "name"), boxes)).__getitem__)
         self._items: dict[str, tuple[ItemText, list[int]]] = {}
-        for item, named in own.items():
-            numbers = [number for _, number in sorted(named)]
+        for item, group in groupby(ordered, key=lambda number: boxes[number].item):
+            numbers = list(group)
             text = ItemText([boxes[number] for number in numbers], [counts[number] for number in numbers])
             ranges = [range(ends[number] - counts[number], ends[number]) for number in numbers]
             self._items[item] = text, list(chain.from_iterable(ranges))
