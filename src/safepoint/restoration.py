@@ -15,7 +15,7 @@ from safepoint.due import DueSaves
 from safepoint.errors import SafepointError
 from safepoint.joining.follower import RankSession
 from safepoint.membership import Membership, record_start
-from safepoint.restoring.ahead import Ahead, likely_file
+from safepoint.restoring.ahead import Ahead, likely_ahead
 from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext, Restored, restore_late
@@ -73,7 +73,8 @@ class Restoration:
         wish = Wish(wish.step, wish.branch, needs_one and source is None)
         choice, other = self._ranks.all(lambda: self._checked(wish, source, options))
         is_plain = self._ranks.world_size == 1 and wish.step is None and not self._membership.restarts
-        with collector_at_rest(), Ahead(self._storage, likely_file(self._storage) if is_plain else "") as ahead:
+        likely = likely_ahead(self._storage) if is_plain else Ahead(self._storage, "")
+        with collector_at_rest(), likely as ahead:
             report = self._membership.enter(
                 wish,
                 lambda lineage: begin(

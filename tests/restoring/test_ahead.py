@@ -16,7 +16,7 @@ import safepoint as sp
 from safepoint.collector import collector_at_rest
 from safepoint.errors import StorageError
 from safepoint.format.extent import Box
-from safepoint.restoring.ahead import Ahead
+from safepoint.restoring.ahead import Ahead, likely_ahead
 from safepoint.restoring.plan import ChunkRead, TensorRead
 from safepoint.restoring.runs import RUN_BYTES, batches_of
 from safepoint.storage import local_reads
@@ -55,6 +55,24 @@ def test_a_file_is_asked_for_piece_by_piece_until_the_reading_begins() -> None:
         assert ahead.end() == {"f": STEP}
         storage.may_end.release()
     assert storage.calls == [("f", 0, STEP), ("f", STEP, STEP)]
+
+
+def test_the_index_of_the_newest_generation_is_asked_for_before_its_data() -> None:
+    """Behind the data it would wait for the disk, and all else for it."""
+    storage = Asked()
+    storage.make_root()
+    generation = "generations/step-000000000002-i000001-aaaaaaaa"
+    for folder in ("generations/step-000000000001-i000001-bbbbbbbb", generation):
+        storage.make_folder(folder)
+    with likely_ahead(storage) as ahead:
+        for _ in range(2):
+            storage.begun.acquire()
+            storage.may_end.release()
+        storage.begun.acquire()
+        ahead.end()
+        storage.may_end.release()
+    index, data = (f"{generation}/rank-00000-of-00001.{kind}" for kind in ("json", "safetensors"))
+    assert storage.calls == [(index, 0, STEP), (data, 0, STEP), (data, STEP, STEP)]
 
 
 def test_a_failure_of_reading_ahead_is_nobodys_and_ends_it() -> None:
@@ -167,7 +185,8 @@ def test_a_restore_reads_its_own_file_ahead(tmp_path: Path, monkeypatch: pytest.
 
     def foresee(storage: LocalStorage, path: str, *place: int) -> bool:
         asked.append(path)
-        is_asked.set()
+        if path.endswith(".safetensors"):
+            is_asked.set()
         return False
 
     def read_late(storage: LocalStorage, path: str, **limits: int) -> bytes:
@@ -180,4 +199,4 @@ def test_a_restore_reads_its_own_file_ahead(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(LocalStorage, "read", read_late)
     with sp.CheckpointManager(tmp_path, {"model": model}) as manager:
         assert manager.restore().step == 1
-    assert asked == [f"generations/{generation}/rank-00000-of-00001.safetensors"]
+    assert asked == [f"generations/{generation}/rank-00000-of-00001.{kind}" for kind in ("json", "safetensors")]

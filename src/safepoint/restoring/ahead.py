@@ -3,6 +3,7 @@
 1. Bytes come into the system's cache of files and nowhere else. Nothing is decided by them, and no failure is told: the
    reading that follows meets the same one.
 2. It ends when the reading begins, and goes no further than `_MOST_BYTES`, for the cache's room is not ours alone.
+3. What is wanted first, to find out, comes before the file: behind it, it would wait for the disk.
 
 Spec: C11.1.
 """
@@ -10,13 +11,14 @@ Spec: C11.1.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 
 from safepoint.catalog import list_generations
 from safepoint.errors import SafepointError
 from safepoint.format.manifest import Manifest
-from safepoint.format.names import data_name, generation_path
+from safepoint.format.names import data_name, generation_path, index_name
 from safepoint.storage.base import Storage
 from safepoint.storage.reading import Foreseeing
 
@@ -33,10 +35,12 @@ class Ahead:
     Args:
         storage: Where the run lies.
         path: The file; it need not be there. Empty for none.
+        before: Small files that are wanted before it.
     """
 
-    def __init__(self, storage: Storage, path: str) -> None:
+    def __init__(self, storage: Storage, path: str, *, before: Sequence[str] = ()) -> None:
         self.path = path
+        self._before = tuple(before)
         self._storage = storage
         self._is_over = threading.Event()
         self._asked_bytes = 0
@@ -66,6 +70,9 @@ class Ahead:
 
     def _ask(self, storage: Foreseeing) -> None:
         try:
+            for path in self._before:
+                if not self._is_over.is_set():
+                    storage.foresee(path, 0, _STEP_BYTES)
             for begin in range(0, _MOST_BYTES, _STEP_BYTES):
                 if self._is_over.is_set() or not storage.foresee(self.path, begin, _STEP_BYTES):
                     return
@@ -75,16 +82,19 @@ class Ahead:
             return
 
 
-def likely_file(storage: Storage) -> str:
-    """Return the data file that a restore of one process will most likely read; empty where there is none.
+def likely_ahead(storage: Storage) -> Ahead:
+    """Return what reads ahead the file that a restore of one process will most likely read, and its index before it.
 
-    It is that of the newest generation, whatever that turns out to be.
+    They are those of the newest generation, whatever that turns out to be.
     """
     names = []
     # Whoever looks for a checkpoint is told.
     with suppress(SafepointError):
         names = list_generations(storage)[:1] if isinstance(storage, Foreseeing) else []
-    return generation_path(str(names[0]), data_name(0, 1)) if names else ""
+    if not names:
+        return Ahead(storage, "")
+    index, data = (generation_path(str(names[0]), name) for name in (index_name(0, 1), data_name(0, 1)))
+    return Ahead(storage, data, before=[index])
 
 
 def own_file(manifest: Manifest, rank: int) -> str:
