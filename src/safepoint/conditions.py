@@ -18,7 +18,7 @@ from safepoint.ambient import Ambient
 from safepoint.boundary import Boundary
 from safepoint.contract import DERIVED, LEFT, Contract, Reason, saved_reason
 from safepoint.data.cursor import Replay
-from safepoint.errors import ContractError, Difference, InternalError, RequestError
+from safepoint.errors import ContractError, Difference, InternalError
 from safepoint.format.digest import digest_bytes
 from safepoint.format.manifest import Conditions, Manifest, ProgressRecord
 from safepoint.format.plain import encode_plain
@@ -363,27 +363,6 @@ def _left_to_schedule(settings: Any) -> Any:
         for group in settings["settings"]["groups"]
     ]
     return {**settings, "settings": {**settings["settings"], "groups": groups}}
-
-
-def as_numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return an update's metrics as plain floats.
-
-    Raises:
-        RequestError: One is no number, nor a tensor of one element.
-    """
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise RequestError(
-            "metrics are numbers by name", where="metrics", found=f"{type(metrics).__name__} {metrics!r:.80}"
-        )
-    numbers = {}
-    for name, value in (metrics or {}).items():
-        try:
-            # A tensor that still has its graph warns when it becomes a number.
-            numbers[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as exc:
-            found = f"{type(value).__name__}: {exc}"
-            raise RequestError("a metric is not a number", where=str(name), found=found) from exc
-    return numbers
 
 
 def _derivations(saved: SavedState) -> dict[str, int]:

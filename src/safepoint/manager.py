@@ -14,7 +14,7 @@ from typing import Any
 from safepoint.ambient import Ambient, SystemAmbient
 from safepoint.boundary import Boundary
 from safepoint.checkpoints import Checkpoint, list_checkpoints
-from safepoint.conditions import Circumstances, as_numbers
+from safepoint.conditions import Circumstances
 from safepoint.contract import Contract
 from safepoint.due import DueSaves
 from safepoint.enrolment import enrol
@@ -35,6 +35,7 @@ from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
 from safepoint.schedule import Schedule
 from safepoint.settings import (
+    as_numbers,
     check_kinds,
     check_switches,
     check_values,

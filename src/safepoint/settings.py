@@ -1,9 +1,9 @@
-"""The settings of a manager, checked when they are given: what is wrong is said there, and not at the first save."""
+"""The settings of a manager and the numbers it is given, checked when they are: what is wrong is said there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from safepoint.contract import Contract
 from safepoint.errors import RequestError
@@ -69,6 +69,27 @@ def full_every(incremental: object) -> int:
     if type(incremental) is not int or incremental < 1:
         raise _wrong("incremental", "True, False, or of how many saves one is full", incremental)
     return incremental
+
+
+def as_numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return an update's metrics as plain floats.
+
+    Raises:
+        RequestError: One is no number, nor a tensor of one element.
+    """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise RequestError(
+            "metrics are numbers by name", where="metrics", found=f"{type(metrics).__name__} {metrics!r:.80}"
+        )
+    numbers = {}
+    for name, value in (metrics or {}).items():
+        try:
+            # A tensor that still has its graph warns when it becomes a number.
+            numbers[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as exc:
+            found = f"{type(value).__name__}: {exc}"
+            raise RequestError("a metric is not a number", where=str(name), found=found) from exc
+    return numbers
 
 
 def staging_of(staging_memory: object, *, copies_behind: bool) -> Staging:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from safepoint.format.dtypes import DTYPES
-from safepoint.state.numbers import bytes_of_scalars, scalar_bytes
+from safepoint.state.numbers import bytes_of_scalars, highest, scalar_bytes
 
 
 def _of_bytes(name: str, fill: int) -> torch.Tensor:
@@ -45,3 +45,13 @@ def test_numbers_of_many_kinds_are_read_together_as_one_at_a_time(view: str) -> 
 
 def test_no_numbers_are_no_bytes() -> None:
     assert bytes_of_scalars([]) == []
+
+
+def test_the_highest_of_counts_is_told_apart_by_dtype_too() -> None:
+    # The first two have the same bytes.
+    counts = [torch.tensor(1, dtype=torch.int32), torch.tensor(2**-149, dtype=torch.float32), torch.tensor(3.0)]
+
+    assert highest(counts) == 3
+    assert highest([counts[1], counts[0]]) == highest([counts[0], counts[1]]) == 1
+    assert highest([torch.tensor([7.0]), 9, torch.tensor(8)]) == 9
+    assert highest([]) is None

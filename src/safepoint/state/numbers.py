@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import Any
 
 import torch
 
 from safepoint.errors import RequestError
 from safepoint.state.memory import as_memory, is_direct
-from safepoint.state.tensors import dtype_of
+from safepoint.state.tensors import PLAIN_TYPES, dtype_of
 
 _DTYPE, _IS_COMPLEX = attrgetter("dtype"), attrgetter("is_complex")
 _IS_CPU = attrgetter("is_cpu")
@@ -41,6 +42,15 @@ def bytes_of_scalars(tensors: Sequence[torch.Tensor]) -> list[bytes]:
             end = begin + tensors[number].itemsize
             found[number], begin = fetched[begin:end], end
     return found
+
+
+def highest(counts: Sequence[Any]) -> int | None:
+    """Return the highest of numbers and tensors of one element; None of none."""
+    if PLAIN_TYPES.issuperset(map(type, counts)) and not any(map(torch.Tensor.dim, counts)):
+        # Nearly all are equal, and each one of an accelerator would be waited for.
+        read = zip(bytes_of_scalars(counts), map(_DTYPE, counts), strict=True)
+        counts = list(dict(zip(read, counts, strict=True)).values())
+    return max(map(int, counts), default=None)
 
 
 def scalar_tensor(dtype: str, data: bytes) -> torch.Tensor:

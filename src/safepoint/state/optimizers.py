@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,17 +34,16 @@ from safepoint.state.groups import (
 from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.memo import Memo
 from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
-from safepoint.state.numbers import bytes_of_scalars
+from safepoint.state.numbers import highest
 from safepoint.state.optimizer_tree import SavedOptimizer, TreeSight, options_of, parse_optimizer, states_of, tree_of
 from safepoint.state.owners import Owner, absent_of, divided, kinds_of, owners_of
 from safepoint.state.rebuild import Rebuilder, to_kind
 from safepoint.state.shards import ShardTarget, new_target, target_in
 from safepoint.state.sight import Sight
 from safepoint.state.stored import malformed
-from safepoint.state.tensors import PLAIN_TYPES, InPlaceTarget, NewTensorTarget, check_storable, spec_of
+from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, check_storable, spec_of
 from safepoint.state.tree import class_name, draft_of, flatten
 
-_DTYPE = attrgetter("dtype")
 _NOBODY = Owner()
 
 
@@ -121,11 +119,7 @@ class OptimizerItem:
         counts = [
             state["step"] for state in self._optimizer.state.values() if isinstance(state, dict) and "step" in state
         ]
-        if PLAIN_TYPES.issuperset(map(type, counts)) and not any(map(torch.Tensor.dim, counts)):
-            # Nearly all are equal, and each one of an accelerator would be waited for.
-            read = zip(bytes_of_scalars(counts), map(_DTYPE, counts), strict=True)
-            counts = list(dict(zip(read, counts, strict=True)).values())
-        return max(map(int, counts), default=None)
+        return highest(counts)
 
     def group_names(self) -> list[tuple[str, ...]]:
         """Return the qualified names of each group's parameters.
