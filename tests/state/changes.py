@@ -24,6 +24,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(3)
         self.tied = nn.Linear(3, 4, bias=False)
         self.tied.weight = self.first.weight
+        self.spare = nn.Linear(1, 1, bias=False)
         self.register_buffer("scale", torch.ones(2))
         self.register_buffer("hidden", torch.ones(2), persistent=False)
         self.register_buffer("empty", None)
@@ -42,6 +43,7 @@ class Run:
         self.plain: dict[str, Any] = {"n": 1, "list": [1, 2.5, None], "name": "a", "t": torch.ones(3), "pair": (1, 2)}
         self.plain["again"] = self.plain["list"]
         self.plain["map"] = {1: "a"}
+        self.plain["table"] = [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
         self.plain["nested"] = [[1], 2]
         self.plain["mixed"] = [1, self.plain["t"].clone()]
         self.plain["twice"] = _in_turn([3], [4], is_first=True)
@@ -169,6 +171,21 @@ def _inference(run: Run) -> None:
         run.plain["uncounted"] = torch.ones(2)
 
 
+def _rename_spare(run: Run) -> None:
+    run.net._modules["spare" if "kept" in run.net._modules else "kept"] = _spare(run)
+    run.net._modules.pop(next(key for key in run.net._modules if key in ("spare", "kept")))
+
+
+def _rename_parameter(run: Run) -> None:
+    held = _spare(run)._parameters
+    key = next(iter(held))
+    held["kernel" if key == "weight" else "weight"] = held.pop(key)
+
+
+def _spare(run: Run) -> nn.Module:
+    return next(layer for key, layer in run.net._modules.items() if key in ("spare", "kept") and layer is not None)
+
+
 CHANGES: dict[str, Callable[[Run], object]] = {
     "an update": _update,
     "nothing": lambda run: None,
@@ -252,6 +269,10 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a number that is negative": lambda run: run.plain.update(number=torch.tensor(1 + 2j).conj().imag),
     "a tensor twice": lambda run: run.plain.update(pairs=_in_turn(run.scale, run.weight, is_first=True)),
     "the other tensor twice": lambda run: run.plain.update(pairs=_in_turn(run.scale, run.weight, is_first=False)),
+    "a layer renamed": _rename_spare,
+    "a parameter renamed": _rename_parameter,
+    "a table of other keys": lambda run: run.plain.update(table=[{"a": 1, "c": "x"}, {"a": 2, "b": "y"}]),
+    "a table of another text": lambda run: run.plain.update(table=[{"a": 1, "b": "x"}, {"a": 2, "b": "z"}]),
     "rows": lambda run: run.plain.update(rows=[{"a": 1, "t": torch.ones(2)}, {"b": "x", "c": None}]),
     "rows of other keys": lambda run: run.plain.update(rows=[{"a": 1}, {"t": torch.ones(2), "b": "x", "c": None}]),
     "rows that are one": lambda run: run.plain.update(rows=[{"a": 1}] * 2),
