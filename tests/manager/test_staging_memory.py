@@ -26,19 +26,21 @@ class Counting:
 
     def __init__(self, url: Path) -> None:
         self._inner, self.written_bytes = LocalStorage(str(url)), 0
+        self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def create(self, path: str, *, size_bytes: int = 0) -> Any:
         writer = self._inner.create(path, size_bytes=size_bytes)
-        write = writer.write
+        write_at = writer.write_at
 
-        def counted(data: memoryview) -> None:
-            write(data)
-            self.written_bytes += len(data)
+        def counted(data: memoryview, offset_bytes: int) -> None:
+            write_at(data, offset_bytes)
+            with self._lock:
+                self.written_bytes += len(data)
 
-        writer.write = counted
+        writer.write_at = counted
         return writer
 
 
@@ -68,14 +70,14 @@ def test_an_interrupt_returns_to_the_loop_only_when_live_memory_is_read_no_more(
     class Standing(Counting):
         def create(self, path: str, *, size_bytes: int = 0) -> Any:
             writer = super().create(path, size_bytes=size_bytes)
-            write = writer.write
+            write_at = writer.write_at
 
-            def stand(data: memoryview) -> None:
+            def stand(data: memoryview, offset_bytes: int) -> None:
                 is_writing.set()
                 assert goes_on.wait(LONGEST_WAIT_S)
-                write(data)
+                write_at(data, offset_bytes)
 
-            writer.write = stand
+            writer.write_at = stand
             return writer
 
     def interrupted(number: int, frame: FrameType | None) -> None:
