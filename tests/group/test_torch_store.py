@@ -166,7 +166,8 @@ def test_a_board_says_when_all_of_some_messages_are_there(board: TorchStoreBoard
     assert board.wait(["a", "b"], wait_s=LIMIT_S, limit_s=LIMIT_S)
 
 
-def test_waiting_is_over_where_the_board_is_gone(board: TorchStoreBoard) -> None:
+def test_waiting_is_over_where_the_board_is_gone(board: TorchStoreBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_store, "_CONNECT_S", 1.0)
     other = TorchStoreBoard(board.place)
     post_surely(other, "a", b"x")
     assert other.wait(["a"], wait_s=LIMIT_S, limit_s=LIMIT_S)

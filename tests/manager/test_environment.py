@@ -17,7 +17,7 @@ def test_the_workspace_of_cublas_is_asked_of_the_managers_ambient(
     """Only a machine with CUDA tells it in the manifest, so what is handed to the description is looked at."""
     asked: list[str | None] = []
 
-    def describe(objects: object, *, workspace: str | None) -> dict[str, str]:
+    def describe(objects: object, *, workspace: str | None, **others: object) -> dict[str, str]:
         asked.append(workspace)
         return {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 import safepoint as sp
 from safepoint.data import Cursor
+from safepoint.saving import live
 from safepoint.state.tensors import TensorSource
 from tests.manager.jobs import Died, bits, build, die, picture, train
 
@@ -338,22 +340,29 @@ def test_what_the_users_own_code_raises_is_named_by_its_item(tmp_path: Path) -> 
     manager.close()
 
 
+@pytest.mark.parametrize("size", [4, 200])
 def test_a_write_from_another_thread_while_the_state_is_copied_publishes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """The other thread is played by a read that writes to the tensor: a real one may miss the moment."""
-    model = torch.nn.Linear(4, 4)
+    """The other thread is played by a read that writes to the tensor: a real one may miss the moment.
+
+    Small tensors are read many at once, others one by one.
+    """
+    model = torch.nn.Linear(size, size)
     manager = sp.CheckpointManager(tmp_path, {"model": model})
     manager.save()
-    read = TensorSource.in_place
 
-    def interrupted(source: TensorSource) -> memoryview | None:
-        with torch.no_grad():
-            model.bias.add_(1)
-        return read(source)
+    def writing(read: Callable[..., Any]) -> Callable[..., Any]:
+        def interrupted(*args: Any) -> Any:
+            with torch.no_grad():
+                model.weight.add_(1)
+            return read(*args)
 
-    monkeypatch.setattr(TensorSource, "in_place", interrupted)
-    with pytest.raises(sp.TornSnapshotError, match="model: bias"):
+        return interrupted
+
+    monkeypatch.setattr(TensorSource, "in_place", writing(TensorSource.in_place))
+    monkeypatch.setattr(live, "move_all", writing(live.move_all))
+    with pytest.raises(sp.TornSnapshotError, match="model: weight"):
         manager.save()
     monkeypatch.undo()
     manager.close()
