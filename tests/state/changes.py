@@ -14,6 +14,14 @@ from torch import nn
 from safepoint.state.registry import Registry
 
 
+class Holder(nn.Module):
+    """Hold a module as a wrapper does, and be none."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
 class Net(nn.Module):
     """Hold what a model may have: ties, buffers of both kinds, a number, a dense tensor in another order."""
 
@@ -25,6 +33,8 @@ class Net(nn.Module):
         self.tied = nn.Linear(3, 4, bias=False)
         self.tied.weight = self.first.weight
         self.spare = nn.Linear(1, 1, bias=False)
+        self.held = Holder(nn.Linear(1, 1, bias=False))
+        self.turns = nn.ModuleList(_in_turn(*(nn.Linear(1, 1, bias=False) for _ in range(2)), is_first=True))
         self.register_buffer("scale", torch.ones(2))
         self.register_buffer("hidden", torch.ones(2), persistent=False)
         self.register_buffer("empty", None)
@@ -39,12 +49,21 @@ class Run:
     def __init__(self) -> None:
         torch.manual_seed(7)
         self.net = Net()
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.1)
+        parameters = list(self.net.parameters())
+        groups = [{"params": parameters[:-2]}, {"params": parameters[-2:]}]
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.1)
         self.plain: dict[str, Any] = {"n": 1, "list": [1, 2.5, None], "name": "a", "t": torch.ones(3), "pair": (1, 2)}
         self.plain["again"] = self.plain["list"]
         self.plain["map"] = {1: "a"}
         self.plain["table"] = [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
         self.plain["nested"] = [[1], 2]
+        self.plain["hollow"] = ([[[]], []], (((),), ()))
+        # Changes leave these where they are, so that nothing but their places tells of it.
+        first, second = self.tensors = [torch.ones(1), torch.zeros(1)]
+        self.plain["pairs"] = _in_turn(first, second, is_first=True)
+        self.plain["deep"] = [[first], [[second]]]
+        self.plain["among"] = [1, [], first]
+        self.plain["none"] = torch.empty(0)
         self.plain["mixed"] = [1, self.plain["t"].clone()]
         self.plain["twice"] = _in_turn([3], [4], is_first=True)
         self.plain["square"] = torch.arange(4.0).reshape(2, 2)
@@ -166,6 +185,31 @@ def _wrap(run: Run) -> None:
     run.net.second = inner.module if isinstance(inner, nn.DataParallel) else nn.DataParallel(inner)
 
 
+def _wrap_in_place(run: Run) -> None:
+    """Put a wrapper in the place of what holds a layer under the same name; or the other way round."""
+    inner = run.net.held.module
+    run.net.held = Holder(inner) if isinstance(run.net.held, nn.DataParallel) else nn.DataParallel(inner)
+
+
+def _move_boundary(run: Run) -> None:
+    """Move a parameter from the end of a group to the beginning of the next one."""
+    one, other = run.optimizer.param_groups[:2]
+    other["params"].insert(0, one["params"].pop())
+
+
+def _move_state(run: Run) -> None:
+    """Give the state of one parameter to another, at the same place among all states."""
+    one, other = run.net.second.weight, next(iter(_spare(run)._parameters.values()))
+    held = [(other if key is one else key, state) for key, state in run.optimizer.state.items()]
+    run.optimizer.state.clear()
+    run.optimizer.state.update(held)
+
+
+def _turn_class(run: Run) -> None:
+    kind = torch.optim.Adam if type(run.optimizer) is torch.optim.AdamW else torch.optim.AdamW
+    run.optimizer.__class__ = kind
+
+
 def _inference(run: Run) -> None:
     with torch.inference_mode():
         run.plain["uncounted"] = torch.ones(2)
@@ -254,6 +298,11 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a mode of one layer": lambda run: run.net.first.train(not run.net.first.training),
     "states in another order": _reorder_states,
     "a state of two parameters": _share_state,
+    "a state of another parameter": _move_state,
+    "another boundary between groups": _move_boundary,
+    "another class": _turn_class,
+    "a wrapper of the same form": _wrap_in_place,
+    "the other layer twice": lambda run: run.net.turns._modules.update({"2": run.net.turns[1]}),
     "a state of no parameter": lambda run: run.optimizer.state.update({"all": {"count": 3, "sum": torch.tensor(2.0)}}),
     "a state of parameters alone": lambda run: run.optimizer.state.pop("all", None),
     "a state with parts": lambda run: run.moments().update(parts=[torch.ones(2), 3]),
@@ -267,8 +316,16 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a number that is conjugate": lambda run: run.plain.update(number=torch.tensor(1 + 2j).conj()),
     "a number that is not": lambda run: run.plain.update(number=torch.tensor(1 - 2j)),
     "a number that is negative": lambda run: run.plain.update(number=torch.tensor(1 + 2j).conj().imag),
-    "a tensor twice": lambda run: run.plain.update(pairs=_in_turn(run.scale, run.weight, is_first=True)),
-    "the other tensor twice": lambda run: run.plain.update(pairs=_in_turn(run.scale, run.weight, is_first=False)),
+    "a tensor twice": lambda run: run.plain.update(pairs=_in_turn(*run.tensors, is_first=True)),
+    "the other tensor twice": lambda run: run.plain.update(pairs=_in_turn(*run.tensors, is_first=False)),
+    "tensors nested elsewhere": lambda run: run.plain.update(deep=[[[run.tensors[0]]], [run.tensors[1]]]),
+    "a value behind a list": lambda run: run.plain.update(among=[[], 1, run.tensors[0]]),
+    "a tensor in the place of a value": lambda run: run.plain.update(among=[run.tensors[0], [], 1]),
+    "a tensor before a list": lambda run: run.plain.update(among=[1, run.tensors[0], []]),
+    "a nesting of nothing in lists": lambda run: run.plain.update(hollow=([[[], []]], run.plain["hollow"][1])),
+    "a nesting of nothing in tuples": lambda run: run.plain.update(hollow=(run.plain["hollow"][0], (((), ()),))),
+    "nothing on no device": lambda run: run.plain.update(none=torch.empty(0, device="meta")),
+    "nothing on a device": lambda run: run.plain.update(none=torch.empty(0)),
     "a layer renamed": _rename_spare,
     "a parameter renamed": _rename_parameter,
     "a table of other keys": lambda run: run.plain.update(table=[{"a": 1, "c": "x"}, {"a": 2, "b": "y"}]),

@@ -15,10 +15,13 @@ import torch
 from torch import nn
 
 from safepoint.errors import RequestError
+from safepoint.format.plain import MAX_DEPTH
 from safepoint.state import modules
 from safepoint.state.item import CapturedItem, Item
 from safepoint.state.memo import Memo
 from safepoint.state.modules import ModuleItem
+from safepoint.state.names import qualified_parameters
+from safepoint.state.optimizers import OptimizerItem
 from safepoint.state.registry import Registry
 from safepoint.state.sight import Sight
 from safepoint.state.stateful import PlainItem
@@ -164,6 +167,43 @@ def test_a_parameter_that_becomes_a_buffer_shows_in_the_next_capture() -> None:
     assert b'"kind":"buffer"' in item.capture().tree
 
 
+def test_a_module_under_another_name_shows_in_the_next_capture() -> None:
+    run = Run()
+    registry = run.registry()
+    before = remembered(registry)
+
+    registry.remove("net")
+    registry.add("model", run.net)
+
+    first = OptimizerItem("optimizer", run.optimizer, lambda: qualified_parameters({"model": run.net}))
+    assert capture(registry.items["optimizer"]) == capture(first) != before["optimizer"]
+
+
+def test_a_parameter_on_another_device_than_its_state_shows_in_the_next_capture() -> None:
+    named = {"net/held": nn.Parameter(torch.ones(2))}
+    optimizer = torch.optim.AdamW(named.values(), lr=0.1)
+    item = OptimizerItem("optimizer", optimizer, lambda: named)
+    optimizer.state[named["net/held"]] = {"sum": torch.ones(2)}
+    before = content(item.capture())
+
+    moved = nn.Parameter(torch.ones(2, device="meta"))
+    optimizer.state[moved] = optimizer.state.pop(named["net/held"])
+    named["net/held"] = optimizer.param_groups[0]["params"][0] = moved
+
+    assert content(item.capture()) == content(OptimizerItem("optimizer", optimizer, lambda: named).capture()) != before
+
+
+def test_a_parameter_whose_name_is_reserved_among_states_is_refused() -> None:
+    net = nn.Module()
+    net.safepoint = nn.Module()
+    net.safepoint.sparse = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    optimizer.state[net.safepoint.sparse] = {"sum": torch.ones(2)}
+
+    with pytest.raises(RequestError, match="reserved"):
+        OptimizerItem("optimizer", optimizer, lambda: qualified_parameters({"net": net})).capture()
+
+
 def _contains_itself() -> list[Any]:
     held: list[Any] = [1]
     held.append(held)
@@ -171,7 +211,10 @@ def _contains_itself() -> list[Any]:
 
 
 def _nested(depth: int) -> list[Any]:
-    return [] if depth == 0 else [_nested(depth - 1)]
+    held: list[Any] = []
+    for _ in range(depth):
+        held = [held]
+    return held
 
 
 def _of_two_dtypes() -> list[torch.Tensor]:
@@ -191,6 +234,7 @@ def _freed() -> torch.Tensor:
         (_contains_itself(), "contains itself"),
         ({"safepoint.sparse": 1}, "reserved"),
         (_nested(70), "too deeply"),
+        (_nested(5000), "too deeply"),
         (_freed(), "lost its memory"),
         (torch.ones(2, device="meta"), "no values"),
         (_of_two_dtypes(), "two dtypes"),
@@ -200,6 +244,50 @@ def test_what_looks_plain_and_cannot_be_stored_is_refused_by_its_path(value: obj
     with pytest.raises(RequestError, match=text) as caught:
         PlainItem("plain", {"held": value}).capture()
     assert "plain.state.held" in str(caught.value)
+
+
+# Each with how many levels it has of its own.
+LEAST: dict[str, tuple[int, Callable[[], Any]]] = {
+    "a list": (0, lambda: []),
+    "a dict": (1, lambda: {"a": 1}),
+    "a row": (1, lambda: [{}]),
+    "rows": (2, lambda: [{"a": 1}, {"b": "x"}]),
+    "a tuple": (1, lambda: (1,)),
+    "a tensor": (1, lambda: [torch.ones(1)]),
+}
+
+
+@pytest.mark.parametrize("least", list(LEAST))
+def test_nesting_is_bounded_alike_whatever_is_nested(least: str) -> None:
+    levels, make = LEAST[least]
+    for depth in range(61 - levels, 66 - levels):
+        value = make()
+        for _ in range(depth):
+            value = [value]
+        item = PlainItem("plain", value)
+        for _ in range(2):
+            # The state lies one level below the root of the tree.
+            assert (capture(item)[0] == "refused") == (1 + depth + levels > MAX_DEPTH), depth
+
+
+@pytest.mark.parametrize(("place", "level"), [("option", 4), ("state", 4), ("extra", 2)])
+def test_the_nesting_of_an_optimizer_is_counted_from_the_root_of_its_tree(place: str, level: int) -> None:
+    class Telling(torch.optim.SGD):
+        more: object = None
+
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "more": self.more}
+
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = Telling([parameter], lr=0.1)
+    item = OptimizerItem("optimizer", optimizer, lambda: {"net/held": parameter})
+    for depth in range(58, 66):
+        value = _nested(depth)
+        optimizer.more = value if place == "extra" else None
+        optimizer.param_groups[0]["more"] = value if place == "option" else None
+        optimizer.state[parameter] = {"more": value if place == "state" else None}
+        for _ in range(2):
+            assert (capture(item)[0] == "refused") == (level + depth > MAX_DEPTH), depth
 
 
 def test_rows_that_are_one_object_are_stored_as_one() -> None:
