@@ -35,6 +35,8 @@ class Net(nn.Module):
         self.spare = nn.Linear(1, 1, bias=False)
         self.held = Holder(nn.Linear(1, 1, bias=False))
         self.turns = nn.ModuleList(_in_turn(*(nn.Linear(1, 1, bias=False) for _ in range(2)), is_first=True))
+        self.ends = nn.ModuleList([nn.Module(), nn.Module()])
+        self.ends[0].register_parameter("moved", nn.Parameter(torch.ones(1)))
         self.register_buffer("scale", torch.ones(2))
         self.register_buffer("hidden", torch.ones(2), persistent=False)
         self.register_buffer("empty", None)
@@ -52,7 +54,7 @@ class Run:
         parameters = list(self.net.parameters())
         groups = [{"params": parameters[:-2]}, {"params": parameters[-2:]}]
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.1)
-        self.plain: dict[str, Any] = {"n": 1, "list": [1, 2.5, None], "name": "a", "t": torch.ones(3), "pair": (1, 2)}
+        self.plain: dict[str, Any] = {"n": 1, "list": [1, 2.5, None], "name": "a", "t": torch.ones(3)}
         self.plain["again"] = self.plain["list"]
         self.plain["map"] = {1: "a"}
         self.plain["table"] = [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
@@ -64,6 +66,7 @@ class Run:
         self.plain["deep"] = [[first], [[second]]]
         self.plain["among"] = [1, [], first]
         self.plain["none"] = torch.empty(0)
+        self.plain["two"] = {"a": 1, "b": 2}
         self.plain["mixed"] = [1, self.plain["t"].clone()]
         self.plain["twice"] = _in_turn([3], [4], is_first=True)
         self.plain["square"] = torch.arange(4.0).reshape(2, 2)
@@ -75,6 +78,8 @@ class Run:
         self.plain["placed"] = (
             torch.frombuffer(self.memory, dtype=torch.float32, offset=16, count=16)[:4].view(2, 2).t()
         )
+        # Last, because lists are numbered and tuples are not.
+        self.plain["pair"] = (1, 2)
         self.step()
 
     def step(self) -> None:
@@ -133,10 +138,12 @@ def _in_turn(one: Any, other: Any, *, is_first: bool) -> list[Any]:
     return [one, other, one if is_first else other]
 
 
-def _rename_buffer(run: Run) -> None:
-    renamed = {"factor" if name == "scale" else name: buffer for name, buffer in run.net._buffers.items()}
-    run.net._buffers.clear()
-    run.net._buffers.update(renamed)
+def _rename(held: dict[str, Any], name: str, other: str) -> None:
+    """Give what has one of two names the other one, at the same place."""
+    others = {name: other, other: name}
+    renamed = {others.get(key, key): value for key, value in held.items()}
+    held.clear()
+    held.update(renamed)
 
 
 def _update(run: Run) -> None:
@@ -191,6 +198,13 @@ def _wrap_in_place(run: Run) -> None:
     run.net.held = Holder(inner) if isinstance(run.net.held, nn.DataParallel) else nn.DataParallel(inner)
 
 
+def _move_parameter(run: Run) -> None:
+    """Let the next layer hold what one has, or the other way round."""
+    holding, other = sorted(run.net.ends, key=lambda layer: not layer._parameters)
+    other._parameters.update(holding._parameters)
+    holding._parameters.clear()
+
+
 def _move_boundary(run: Run) -> None:
     """Move a parameter from the end of a group to the beginning of the next one."""
     one, other = run.optimizer.param_groups[:2]
@@ -213,17 +227,6 @@ def _turn_class(run: Run) -> None:
 def _inference(run: Run) -> None:
     with torch.inference_mode():
         run.plain["uncounted"] = torch.ones(2)
-
-
-def _rename_spare(run: Run) -> None:
-    run.net._modules["spare" if "kept" in run.net._modules else "kept"] = _spare(run)
-    run.net._modules.pop(next(key for key in run.net._modules if key in ("spare", "kept")))
-
-
-def _rename_parameter(run: Run) -> None:
-    held = _spare(run)._parameters
-    key = next(iter(held))
-    held["kernel" if key == "weight" else "weight"] = held.pop(key)
 
 
 def _spare(run: Run) -> nn.Module:
@@ -288,7 +291,7 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a nesting": lambda run: run.plain.update(nested=[[1, 2]]),
     "an order": lambda run: run.plain["mixed"].reverse(),
     "the other one twice": lambda run: run.plain.update(twice=_in_turn([3], [4], is_first=False)),
-    "a name": _rename_buffer,
+    "a name": lambda run: _rename(run.net._buffers, "scale", "factor"),
     "a layer under two names": _rename_layer,
     "a layer under one name": lambda run: run.net._modules.pop("other", None),
     "a layer that is missing": lambda run: run.net.register_module("missing", None),
@@ -326,8 +329,9 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a nesting of nothing in tuples": lambda run: run.plain.update(hollow=(run.plain["hollow"][0], (((), ()),))),
     "nothing on no device": lambda run: run.plain.update(none=torch.empty(0, device="meta")),
     "nothing on a device": lambda run: run.plain.update(none=torch.empty(0)),
-    "a layer renamed": _rename_spare,
-    "a parameter renamed": _rename_parameter,
+    "a layer renamed": lambda run: _rename(run.net._modules, "spare", "kept"),
+    "a parameter renamed": lambda run: _rename(_spare(run)._parameters, "weight", "kernel"),
+    "a parameter of the next layer": _move_parameter,
     "a table of other keys": lambda run: run.plain.update(table=[{"a": 1, "c": "x"}, {"a": 2, "b": "y"}]),
     "a table of another text": lambda run: run.plain.update(table=[{"a": 1, "b": "x"}, {"a": 2, "b": "z"}]),
     "rows": lambda run: run.plain.update(rows=[{"a": 1, "t": torch.ones(2)}, {"b": "x", "c": None}]),
@@ -338,6 +342,7 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "rows with a reserved key": lambda run: run.plain.update(rows=[{"a": 2}, {"safepoint.sparse": 2}]),
     "an ordered dict": lambda run: run.plain.update({"map": OrderedDict({1: "a"})}),
     "a list for a tuple": lambda run: run.plain.update(pair=[1, 2]),
+    "another order of keys alone": lambda run: run.plain.update({"two": {"b": 1, "a": 2}}),
     "another order of keys": lambda run: run.plain.update(n=run.plain.pop("n")),
     "shared no more": lambda run: run.plain.update(again=list(run.plain["list"])),
     "shared again": lambda run: run.plain.update(again=run.plain["list"]),
