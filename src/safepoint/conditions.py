@@ -177,7 +177,8 @@ class Circumstances:
         progress = self._boundary.progress
         captured = {**self._registry.items, STREAMS_ITEM: GlobalRandomItem(streams=streams)}
         with self._registry.glances.shared():
-            items, conditions = capture(list(captured.values())), self.now()
+            items = capture(list(captured.values()), told=self._registry.look_anew_after)
+            conditions = self.now()
         self._warn_of(conditions.reasons)
         return Snapshot(
             progress=ProgressRecord(**{name: getattr(progress, name) for name in ProgressRecord.__struct_fields__}),

@@ -37,12 +37,16 @@ class Snapshot:
     owned: Owned = field(default_factory=Owned)
 
 
-def capture(items: Sequence[Item]) -> tuple[SnapshotItem, ...]:
+def capture(items: Sequence[Item], *, told: Callable[[Item], object] = lambda item: None) -> tuple[SnapshotItem, ...]:
     """Return the state of all items at this boundary.
 
     The plain trees are encoded here, so they cannot change any more; the tensors are read by the stage phase, before
     the boundary is left. Every item is prepared before any is captured: a value that only one rank cannot store must
     not leave the modules of this rank in another form than those of the others.
+
+    Args:
+        items: What is captured, in this order.
+        told: Called after each item has told its state.
 
     Raises:
         RequestError: A value cannot be stored, or a tensor's name is no text; named by its path.
@@ -50,12 +54,15 @@ def capture(items: Sequence[Item]) -> tuple[SnapshotItem, ...]:
     for item in items:
         if isinstance(item, Preparing):
             item.prepare()
-    captured = tuple(capture_item(item) for item in items)
+    captured = []
+    for item in items:
+        captured.append(capture_item(item))
+        told(item)
     for one in captured:
         if not "".join(map(_NAME, one.tensors)).isascii():
             for tensor in one.tensors:
                 _check_text(tensor.spec.name, one.name)
-    return captured
+    return tuple(captured)
 
 
 def _check_text(name: str, item: str) -> None:

@@ -74,7 +74,10 @@ class Glances:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Share what is seen within the block, in which the modules must stand still; it is let go of at its end."""
+        """Share what is seen within the block; it is let go of at its end.
+
+        Where code within it may change a module, `forget` is called.
+        """
         self._seen = {}
         try:
             yield
@@ -97,10 +100,10 @@ class Glances:
             return held_tensors(root)
         return [one for one in chain(found.parameters, found.buffers) if one is not None]
 
-    def forget(self, root: torch.nn.Module) -> None:
-        """Look at a module anew, because code of its own ran that may change it."""
+    def forget(self) -> None:
+        """Look at all modules anew, because code ran that may change any of them."""
         if self._seen is not None:
-            self._seen.pop(id(root), None)
+            self._seen = {}
 
 
 class ParameterNames:

@@ -99,7 +99,7 @@ class ModuleItem:
         glance = self._glances.at(self._module)
         if may_have_own_state(glance.modules, glance.kinds):
             refuse_own_state(self._name, self._module)
-            self._glances.forget(self._module)
+            self._glances.forget()
             glance = self._glances.at(self._module)
         handed_out = handed_out_buffers(glance.modules)
         sight = Sight()
@@ -110,7 +110,7 @@ class ModuleItem:
         sight.look_at_tensors(glance.buffers)
         if any(has_extra_state(kind) for kind in glance.kinds):
             sight.miss()
-            self._glances.forget(self._module)
+            self._glances.forget()
         return self._memo.captured(sight.close(), lambda: self._draft(handed_out))
 
     def _draft(self, handed_out: set[int]) -> Draft:

@@ -47,6 +47,21 @@ def refuse_own_state(item: str, root: torch.nn.Module) -> None:
             _refuse(item, path, list(_added(module)))
 
 
+def has_own_code(entry: object) -> bool:
+    """Return whether code that is neither torch's nor safepoint's runs where a live object tells its state.
+
+    Not of modules: only theirs that may add something or have extra state run any.
+    """
+    if isinstance(entry, torch.nn.Module):
+        return False
+    if isinstance(entry, torch.optim.Optimizer):
+        # Only an overridden one is called.
+        return type(entry).state_dict is not torch.optim.Optimizer.state_dict
+    maker = getattr(entry, "state_dict", None)
+    is_own = maker is not None and _origin_of(maker) not in ("torch", "safepoint")
+    return is_own or any(map(has_own_code, getattr(entry, "_schedulers", ())))
+
+
 def has_extra_state(kind: type[torch.nn.Module]) -> bool:
     """Return whether modules of a class have extra state."""
     return kind.get_extra_state is not torch.nn.Module.get_extra_state
@@ -66,8 +81,13 @@ def _has_own_state_dict(module: torch.nn.Module) -> bool:
 
 
 def _is_of_torch(maker: Any) -> bool:
+    return _origin_of(maker) == "torch"
+
+
+def _origin_of(maker: Any) -> str:
+    """Return the name of the package that a function is of."""
     origin = getattr(getattr(maker, "func", maker), "__module__", None) or type(maker).__module__
-    return origin.split(".")[0] == "torch"
+    return str(origin).split(".")[0]
 
 
 def _added(module: torch.nn.Module) -> Iterator[str]:

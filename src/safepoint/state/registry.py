@@ -13,6 +13,7 @@ from safepoint.state.glance import Glances, ParameterNames
 from safepoint.state.item import STREAMS_ITEM, Item
 from safepoint.state.kinds import Declared, Kind
 from safepoint.state.optimizers import OptimizerItem
+from safepoint.state.own_state import has_own_code
 from safepoint.state.randomness import GlobalRandomItem
 
 
@@ -77,6 +78,11 @@ class Registry:
         self.objects.pop(name, None)
         self.optimizers.pop(name, None)
         self.kinds.pop(name, None)
+
+    def look_anew_after(self, item: Item) -> None:
+        """Let go of the looks at modules if code ran to tell the state of an item, which may have changed them."""
+        if has_own_code(self.objects.get(item.name)):
+            self.glances.forget()
 
     @property
     def each_ranks_own(self) -> frozenset[str]:
