@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -174,6 +176,31 @@ def test_waiting_is_over_where_the_board_is_gone(board: TorchStoreBoard, monkeyp
     board.close()
     for _ in range(2):
         assert other.wait(["b"], wait_s=LIMIT_S, limit_s=LIMIT_S)
+
+
+LEAVER = """
+import sys, threading
+from safepoint.group.torch_store import Place, TorchStoreBoard
+
+class Store:
+    def wait(self, keys, timeout):
+        has_begun.set()
+        threading.Event().wait(0.5)
+        print("back", flush=True)
+
+has_begun = threading.Event()
+board = TorchStoreBoard(Place((), 0, ""))
+board._connect = Store
+assert not board.wait(["key"], wait_s=0.0, limit_s=60.0)
+has_begun.wait()
+sys.exit(7)
+"""
+
+
+def test_no_thread_comes_back_from_the_store_while_the_interpreter_ends() -> None:
+    """Where one interrupt comes to all ranks, the server ends while others still wait: they would abort."""
+    ended = subprocess.run([sys.executable, "-c", LEAVER], text=True, capture_output=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stdout) == (7, "back\n"), ended.stderr
 
 
 def test_a_group_needs_an_initialised_process_group() -> None:

@@ -22,6 +22,26 @@ class Call(Generic[_Client]):
         self.error: Exception | None = None
 
 
+class Farewell:
+    """Wait at the end of the interpreter for calls that are at work, for so many seconds each, until one takes longer.
+
+    A thread that comes back from native code while the interpreter ends takes the process down with it, and the exit
+    code of the process is lost. What another process does at that moment (it ends as well) brings it back.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+
+    def follow(self, call: Call[Any]) -> None:
+        """Wait for this call, should the interpreter end while it is at work."""
+        # Also called once the call is let go of, which is after it was made.
+        weakref.finalize(call, self._see_off, call.done)
+
+    def _see_off(self, done: threading.Event) -> None:
+        if not done.wait(self._most_s):
+            self._most_s = 0.0
+
+
 class Line(Generic[_Client]):
     """Be one client, and the thread that uses it.
 

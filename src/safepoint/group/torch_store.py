@@ -7,7 +7,8 @@
    `check` and even the connecting wait without end, whatever the store's own time-out (tried with torch 2.13).
 4. `get` waits for a key that is absent, so `check` comes first.
 5. `wait` waits at the server, and a client that waits can do nothing else: each thread that waits has a second one for
-   it. One that is still at work when its thread waits for something else is left to itself.
+   it. One that is still at work when its thread waits for something else is left to itself; one that is at work when
+   the interpreter ends is waited for a little.
 6. A value above 8 MiB costs the connection (tried with torch 2.13): longer messages are stored in parts, the head last.
 """
 
@@ -27,7 +28,7 @@ from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, LeaderLostError, RequestError
 from safepoint.group.base import Group
 from safepoint.group.board_group import GRACE_S, BoardGroup
-from safepoint.group.line import Call, Line
+from safepoint.group.line import Call, Farewell, Line
 from safepoint.group.solo import SoloGroup
 
 PART_BYTES = (1 << 20) - 8
@@ -40,6 +41,8 @@ _CONNECT_S = 10.0
 # After a connection broke, or an answer stayed away, the server is most likely gone, and a refused connection is tried
 # until its time is over.
 _RECONNECT_S = 2.0
+# A connection that breaks takes about a second to say so: the first time, torch looks up the names of its functions.
+_FAREWELL_S = 3.0
 _SIGN = "board"
 _LOOPBACK = "127.0.0.1"
 
@@ -168,6 +171,7 @@ class TorchStoreBoard:
         self._lock = threading.Lock()
         self._part_counts: dict[str, int] = {}
         self._lines = threading.local()
+        self._farewell = Farewell(_FAREWELL_S)
         self._is_closed = False
         self._is_broken = False
 
@@ -210,6 +214,7 @@ class TorchStoreBoard:
             line = Line(self._connect) if waiting is None else waiting.line
             timeout = timedelta(seconds=limit_s)
             waiting = _Waiting(full, line, line.call(lambda store: store.wait(full, timeout)))
+            self._farewell.follow(waiting.call)
             self._lines.waiting = waiting
         if not waiting.call.done.wait(max(0.0, wait_s)):
             return False
