@@ -10,12 +10,13 @@ import zoneinfo
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from safepoint.errors import RequestError
-from safepoint.format.plain import MAX_DEPTH
+from safepoint.format.plain import MAX_DEPTH, encode_plain
 from safepoint.state import modules
 from safepoint.state.item import CapturedItem, Item
 from safepoint.state.memo import Memo
@@ -25,7 +26,7 @@ from safepoint.state.optimizers import OptimizerItem
 from safepoint.state.registry import Registry
 from safepoint.state.sight import Sight
 from safepoint.state.stateful import PlainItem
-from safepoint.state.tree import unflatten
+from safepoint.state.tree import flatten, unflatten
 from tests.state.changes import CHANGES, Run
 
 
@@ -57,6 +58,20 @@ def remembered(registry: Registry) -> dict[str, tuple[object, ...]]:
     return {name: capture(item) for name, item in registry.items.items() if name != "rng"}
 
 
+def stored(found: tuple[Any, ...]) -> object:
+    """Return the text of an item and the names of its tensors; None if it was refused."""
+    return None if found[0] == "refused" else (found[1], [spec.name for spec, _, _ in found[2]])
+
+
+def visited(value: object) -> object:
+    """Return what is stored of nested values by a visit of each of them."""
+    try:
+        plain, tensors = flatten({"class": "dict", "state": value})
+        return msgspec.json.encode(encode_plain(plain)), [name for name, _ in tensors]
+    except RequestError:
+        return None
+
+
 @pytest.mark.parametrize("name", list(CHANGES))
 def test_a_change_shows_in_the_next_capture(name: str) -> None:
     run = Run()
@@ -65,7 +80,9 @@ def test_a_change_shows_in_the_next_capture(name: str) -> None:
 
     CHANGES[name](run)
 
-    assert remembered(registry) == fresh(run)
+    first = fresh(run)
+    assert remembered(registry) == first
+    assert stored(first["plain"]) == visited(run.plain)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 200))])
