@@ -67,6 +67,7 @@ class Run:
         self.plain["among"] = [1, [], first]
         self.plain["none"] = torch.empty(0)
         self.plain["two"] = {"a": 1, "b": 2}
+        self.plain["split"] = [{"a": 1, "b": 2}, {"c": 3}]
         self.plain["mixed"] = [1, self.plain["t"].clone()]
         self.plain["twice"] = _in_turn([3], [4], is_first=True)
         self.plain["square"] = torch.arange(4.0).reshape(2, 2)
@@ -335,6 +336,7 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a table of other keys": lambda run: run.plain.update(table=[{"a": 1, "c": "x"}, {"a": 2, "b": "y"}]),
     "a table of another text": lambda run: run.plain.update(table=[{"a": 1, "b": "x"}, {"a": 2, "b": "z"}]),
     "rows": lambda run: run.plain.update(rows=[{"a": 1, "t": torch.ones(2)}, {"b": "x", "c": None}]),
+    "a key of the next row": lambda run: run.plain.update(split=[{"a": 1}, {"b": 2, "c": 3}]),
     "rows of other keys": lambda run: run.plain.update(rows=[{"a": 1}, {"t": torch.ones(2), "b": "x", "c": None}]),
     "rows that are one": lambda run: run.plain.update(rows=[{"a": 1}] * 2),
     "rows with a row": lambda run: run.plain.update(rows=[{"a": 1}, {"a": {"a": 1}}]),

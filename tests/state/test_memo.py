@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from safepoint.errors import RequestError
 from safepoint.format.plain import MAX_DEPTH, encode_plain
@@ -219,6 +220,17 @@ def test_a_parameter_whose_name_is_reserved_among_states_is_refused() -> None:
 
     with pytest.raises(RequestError, match="reserved"):
         OptimizerItem("optimizer", optimizer, lambda: qualified_parameters({"net": net})).capture()
+
+
+def test_another_part_of_a_tensor_that_wraps_parts_shows_in_the_next_capture() -> None:
+    module = nn.Module()
+    module.register_parameter("two", nn.Parameter(TwoTensor(torch.ones(2), torch.zeros(2))))
+    item = ModuleItem("module", module)
+    before = content(item.capture())
+
+    module.two.b = torch.full((2,), 5.0)
+
+    assert content(item.capture()) == content(ModuleItem("module", module).capture()) != before
 
 
 def _contains_itself() -> list[Any]:

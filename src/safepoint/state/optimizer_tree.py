@@ -117,10 +117,9 @@ class TreeSight:
         states = [values[place] for place in places]
         sight = Sight()
         sight.note((class_name(optimizer), facts, list(map(_DEVICE, parameters))))
-        # Where they stand in the tree, groups and states lie at the third level.
-        sight.look(options, 2)
-        sight.look(states, 2)
-        sight.look(extra, 1)
+        sight.look(options)
+        sight.look(states)
+        sight.look(extra)
         return sight.close()
 
 

@@ -88,8 +88,9 @@ class Sight:
         return sight.close()
 
     def look(self, value: Any, depth: int = 0) -> None:
-        """Look at a value and all that it holds; `depth` is how deeply it lies in the state.
+        """Look at a value and all that it holds; `depth` is how deeply it lies in what is looked at.
 
+        It ends here where it nests endlessly. How deeply a state may nest is for the encoding of its tree to say.
         What is noted begins with what tells how it goes on, so that equal facts are those of equal trees.
         """
         kind = type(value)
@@ -135,7 +136,6 @@ class Sight:
         firsts = {id(None): -1}
         numbers = list(map(firsts.setdefault, map(id, self._met), range(len(self._met))))
         if len(firsts) == len(numbers) + 1:
-            self.facts.append(None)
             self.tensors = self._met  # type: ignore[assignment]  # None is not among them
         else:
             self.facts.append(numbers)
@@ -149,7 +149,7 @@ class Sight:
         kinds = list(map(type, values))
         if _are_leaves(set(kinds)):
             self._look_at_leaves(values, kinds)
-        elif kinds.count(dict) < len(kinds) or not self._look_at_rows(values, depth + 1):
+        elif kinds.count(dict) < len(kinds) or not self._look_at_rows(values):
             for value in values:
                 self.look(value, depth + 1)
 
@@ -166,11 +166,11 @@ class Sight:
         self.atoms += [value for mark, value in marked if mark is None]
         self.facts += [value for mark, value in marked if mark is str]
 
-    def _look_at_rows(self, rows: Sequence[dict[Any, Any]], depth: int) -> bool:
+    def _look_at_rows(self, rows: Sequence[dict[Any, Any]]) -> bool:
         """Look at dicts that hold nothing with parts, as at one; return whether they are such, each met first."""
         values = list(chain.from_iterable(map(dict.values, rows)))
         kinds = list(map(type, values))
-        if depth > MAX_DEPTH or not _are_leaves(set(kinds)):
+        if not _are_leaves(set(kinds)):
             return False
         count = len(self._numbers)
         numbers = dict(zip(map(id, rows), range(count, count + len(rows)), strict=True))
@@ -178,7 +178,7 @@ class Sight:
             return False
         self._numbers |= numbers
         keys = list(chain.from_iterable(rows))
-        self.facts.append((dict, list(map(len, rows)), keys))
+        self.facts.append((list(map(len, rows)), keys))
         self._check_keys(keys, rows)
         self._look_at_leaves(values, kinds)
         return True
