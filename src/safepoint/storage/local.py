@@ -23,7 +23,7 @@ from safepoint.errors import CorruptionError, OutcomeUnknownError, RequestError
 from safepoint.storage.base import Durability, Entry, byte_view, check_path, split_path
 from safepoint.storage.failures import not_an_object, storage_error, translated, translated_for_reader
 from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
-from safepoint.storage.local_folder import FOLDER_FLAGS, OpenFolder, step_into
+from safepoint.storage.local_folder import FOLDER_FLAGS, OpenFolder
 from safepoint.storage.local_naming import name_exclusively
 from safepoint.storage.local_reads import LocalReader, bring_near
 from safepoint.storage.local_room import free_bytes
@@ -109,14 +109,12 @@ class LocalStorage:
         """Create a folder and those above it, below the root."""
         names = check_path(path)
         with translated("make a folder", self._where(path)):
-            descriptor = os.open(self._root, FOLDER_FLAGS)
-            try:
+            folder = self._folder(())
+            with folder:
                 for name in names:
                     with contextlib.suppress(FileExistsError):
-                        os.mkdir(name, dir_fd=descriptor)
-                    descriptor = step_into(descriptor, name)
-            finally:
-                os.close(descriptor)
+                        os.mkdir(name, dir_fd=folder.descriptor)
+                    folder.step_into(name)
 
     def sync_folder(self, path: str) -> None:
         """Sync a folder's names to the device."""

@@ -18,30 +18,29 @@ class OpenFolder:
         names: The folders below it, of which none may be.
     """
 
-    __slots__ = ("_descriptor", "_names", "_root")
+    __slots__ = ("_names", "_root", "descriptor")
 
     def __init__(self, root: str, names: tuple[str, ...]) -> None:
-        self._root, self._names, self._descriptor = root, names, -1
+        self._root, self._names, self.descriptor = root, names, -1
 
     def __enter__(self) -> int:
-        descriptor = os.open(self._root, FOLDER_FLAGS)
+        self.descriptor = os.open(self._root, FOLDER_FLAGS)
         try:
             for name in self._names:
-                descriptor = step_into(descriptor, name)
+                self.step_into(name)
         except BaseException:
-            os.close(descriptor)
+            os.close(self.descriptor)
             raise
-        self._descriptor = descriptor
-        return descriptor
+        return self.descriptor
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
-
-def step_into(descriptor: int, name: str) -> int:
-    """Open a folder within an open one and close the outer one; a failure leaves the outer one open."""
-    below = os.open(name, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=descriptor)
-    os.close(descriptor)
-    return below
+    def step_into(self, name: str) -> None:
+        """Hold a folder within this one instead; where it cannot be opened, this one stays open."""
+        below = os.open(name, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=self.descriptor)
+        # Noted before the outer one is closed: behind an interrupt its number may be that of another file.
+        above, self.descriptor = self.descriptor, below
+        os.close(above)
