@@ -21,7 +21,7 @@ from harness.report import Document, markdown, plots, summary
 
 HERE = Path(__file__).parent
 # What bounds a question that sets none of its own, so that all together keep to ten minutes; seconds for its rounds.
-USUAL_S, LONG_S = 30.0, 80.0
+USUAL_S, LONG_S = 30.0, 70.0
 LONG = frozenset({"synchronous_save", "restore"})
 # Each of their rounds starts a process for every library.
 FEW_ROUNDS = frozenset({"background_memory", "restore_memory"})
@@ -84,7 +84,7 @@ def arguments(name: str, asked: argparse.Namespace) -> list[str]:
     found = ["--folder", str(asked.folder or asked.out)]
     if not asked.full:
         found += ["--seconds", str(LONG_S if name in LONG else USUAL_S)]
-    rounds = asked.rounds or (3 if name in FEW_ROUNDS and not asked.full else None)
+    rounds = asked.rounds or (2 if name in FEW_ROUNDS and not asked.full else None)
     if rounds:
         found += ["--rounds", str(rounds)]
     size = asked.size or (FULL_SIZES[name] if asked.full else None)

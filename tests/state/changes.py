@@ -37,6 +37,7 @@ class Net(nn.Module):
         self.turns = nn.ModuleList(_in_turn(*(nn.Linear(1, 1, bias=False) for _ in range(2)), is_first=True))
         self.ends = nn.ModuleList([nn.Module(), nn.Module()])
         self.ends[0].register_parameter("moved", nn.Parameter(torch.ones(1)))
+        self.ends[0].add_module("inner", nn.Linear(1, 1, bias=False))
         self.register_buffer("scale", torch.ones(2))
         self.register_buffer("hidden", torch.ones(2), persistent=False)
         self.register_buffer("empty", None)
@@ -101,8 +102,14 @@ class Run:
     def weight(self) -> torch.Tensor:
         return self.net.first.weight
 
+    @property
+    def second(self) -> Any:
+        """Return a layer, whatever is around it."""
+        layer = self.net.second
+        return getattr(layer, "module", layer)
+
     def moments(self) -> dict[str, Any]:
-        return self.optimizer.state[self.net.second.weight]
+        return self.optimizer.state[self.second.weight]
 
 
 def _resize_storage(run: Run) -> None:
@@ -199,11 +206,13 @@ def _wrap_in_place(run: Run) -> None:
     run.net.held = Holder(inner) if isinstance(run.net.held, nn.DataParallel) else nn.DataParallel(inner)
 
 
-def _move_parameter(run: Run) -> None:
-    """Let the next layer hold what one has, or the other way round."""
-    holding, other = sorted(run.net.ends, key=lambda layer: not layer._parameters)
-    other._parameters.update(holding._parameters)
-    holding._parameters.clear()
+def _move_on(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Let each of two hold what the other has; one of them has nothing."""
+    kept = dict(one)
+    one.clear()
+    one.update(other)
+    other.clear()
+    other.update(kept)
 
 
 def _move_boundary(run: Run) -> None:
@@ -214,7 +223,7 @@ def _move_boundary(run: Run) -> None:
 
 def _move_state(run: Run) -> None:
     """Give the state of one parameter to another, at the same place among all states."""
-    one, other = run.net.second.weight, next(iter(_spare(run)._parameters.values()))
+    one, other = run.second.weight, next(iter(_spare(run)._parameters.values()))
     held = [(other if key is one else key, state) for key, state in run.optimizer.state.items()]
     run.optimizer.state.clear()
     run.optimizer.state.update(held)
@@ -241,14 +250,14 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "values past every counter": lambda run: run.weight.data.mul_(2),
     "another storage": lambda run: setattr(run.weight, "data", run.weight.data.clone()),
     "another storage of the same values": lambda run: setattr(run.scale, "data", run.scale.clone()),
-    "another dtype": lambda run: setattr(run.net.second.bias, "data", run.net.second.bias.data.double()),
+    "another dtype": lambda run: setattr(run.second.bias, "data", run.second.bias.data.double()),
     "a dtype of the same size": lambda run: setattr(run.net.hidden, "data", run.net.hidden.view(torch.int32)),
     "another shape": lambda run: run.scale.resize_(run.scale.numel() + 1).zero_(),
-    "another order": lambda run: setattr(run.net.second.weight, "data", run.net.second.weight.data.t().clone().t()),
+    "another order": lambda run: setattr(run.second.weight, "data", run.second.weight.data.t().clone().t()),
     "another form of the same bytes": lambda run: run.net.hidden.unsqueeze_(0),
     "swapped memory": _swap_parameters,
     "a storage that has moved": _resize_storage,
-    "frozen": lambda run: run.net.second.weight.requires_grad_(not run.net.second.weight.requires_grad),
+    "frozen": lambda run: run.second.weight.requires_grad_(not run.second.weight.requires_grad),
     "untied": _retie,
     "tied": lambda run: setattr(run.net.tied, "weight", run.weight),
     "a parameter more": lambda run: setattr(run.net, "more", nn.Parameter(torch.ones(2))),
@@ -274,7 +283,7 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "an option more": lambda run: run.optimizer.param_groups[0].update(note="x"),
     "an option less": lambda run: run.optimizer.param_groups[0].pop("note", None),
     "another group": _regroup,
-    "no state": lambda run: run.optimizer.state.pop(run.net.second.weight, None),
+    "no state": lambda run: run.optimizer.state.pop(run.second.weight, None),
     "a state more": lambda run: run.moments().update(extra=torch.ones(2)),
     "a state less": lambda run: run.moments().pop("exp_avg", None),
     "a state that is replaced": lambda run: run.moments().update(exp_avg_sq=torch.ones(3, 4)),
@@ -284,7 +293,7 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "a value of another sign": lambda run: run.plain.update(n=-0.0),
     "a value that is true": lambda run: run.plain.update(n=True),
     "a value in place": lambda run: run.plain["list"].append(len(run.plain["list"])),
-    "a text": lambda run: run.plain.update(name=run.plain["name"] + 'b"%s{"$open":[0,""]}'),
+    "a text": lambda run: run.plain.update(name=f'{run.plain["name"]}b"%s{{"$open":[0,""]}}'),
     "another kind": lambda run: run.plain.update(name=[run.plain["name"]] if type(run.plain["name"]) is str else "a"),
     "a key that is true": lambda run: run.plain.update({"map": {True: "a"}}),
     "a key that is two": lambda run: run.plain.update({"map": {2: "a"}}),
@@ -332,7 +341,8 @@ CHANGES: dict[str, Callable[[Run], object]] = {
     "nothing on a device": lambda run: run.plain.update(none=torch.empty(0)),
     "a layer renamed": lambda run: _rename(run.net._modules, "spare", "kept"),
     "a parameter renamed": lambda run: _rename(_spare(run)._parameters, "weight", "kernel"),
-    "a parameter of the next layer": _move_parameter,
+    "a parameter of the next layer": lambda run: _move_on(*(layer._parameters for layer in run.net.ends)),
+    "a layer of the next layer": lambda run: _move_on(*(layer._modules for layer in run.net.ends)),
     "a table of other keys": lambda run: run.plain.update(table=[{"a": 1, "c": "x"}, {"a": 2, "b": "y"}]),
     "a table of another text": lambda run: run.plain.update(table=[{"a": 1, "b": "x"}, {"a": 2, "b": "z"}]),
     "rows": lambda run: run.plain.update(rows=[{"a": 1, "t": torch.ones(2)}, {"b": "x", "c": None}]),

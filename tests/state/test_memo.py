@@ -19,6 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from safepoint.errors import RequestError
 from safepoint.format.plain import MAX_DEPTH, encode_plain
 from safepoint.state import modules
+from safepoint.state.glance import Glances, ParameterNames
 from safepoint.state.item import CapturedItem, Item
 from safepoint.state.memo import Memo
 from safepoint.state.modules import ModuleItem
@@ -29,6 +30,7 @@ from safepoint.state.sight import Sight
 from safepoint.state.stateful import PlainItem
 from safepoint.state.tree import flatten, unflatten
 from tests.state.changes import CHANGES, Run
+from tests.state.roundtrip import Stored
 
 
 def content(captured: CapturedItem) -> tuple[object, ...]:
@@ -197,6 +199,15 @@ def test_a_module_under_another_name_shows_in_the_next_capture() -> None:
     assert capture(registry.items["optimizer"]) == capture(first) != before["optimizer"]
 
 
+def test_modules_in_another_order_keep_their_names() -> None:
+    one, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    names = ParameterNames(Glances())
+    for registered in ({"a": one, "b": other}, {"b": other, "a": one}):
+        expected = qualified_parameters(registered)
+        assert list(map(id, names.of(registered).values())) == list(map(id, expected.values()))
+        assert list(names.of(registered)) == list(expected)
+
+
 def test_a_parameter_on_another_device_than_its_state_shows_in_the_next_capture() -> None:
     named = {"net/held": nn.Parameter(torch.ones(2))}
     optimizer = torch.optim.AdamW(named.values(), lr=0.1)
@@ -209,6 +220,19 @@ def test_a_parameter_on_another_device_than_its_state_shows_in_the_next_capture(
     named["net/held"] = optimizer.param_groups[0]["params"][0] = moved
 
     assert content(item.capture()) == content(OptimizerItem("optimizer", optimizer, lambda: named).capture()) != before
+
+
+def test_a_restored_order_of_groups_shows_in_the_next_capture() -> None:
+    named = {f"net/{name}": nn.Parameter(torch.ones(1)) for name in "ab"}
+    one, other = (
+        OptimizerItem("optimizer", torch.optim.SGD([{"params": [held]} for held in order], lr=0.1), lambda: named)
+        for order in (named.values(), reversed(named.values()))
+    )
+    before = content(one.capture())
+
+    Stored({"optimizer": other}).restore({"optimizer": one})
+
+    assert content(one.capture()) == content(other.capture()) != before
 
 
 def test_a_parameter_whose_name_is_reserved_among_states_is_refused() -> None:

@@ -119,6 +119,16 @@ def _move_local(run: Run) -> None:
     run.net.mean._local_tensor = _local(run.net.mean).clone() + 1
 
 
+def _contradict(run: Run) -> None:
+    """Let a tensor be of another dtype than its part."""
+    moments = run.moments()
+    if _are_distributed(moments["exp_avg"]):
+        part = _local(moments["exp_avg"])
+        made: Any = DTensor.from_local(part.view(torch.int32), run.meshes["line"], [Shard(1)], run_check=False)
+        made._local_tensor = part
+        moments["exp_avg"] = made
+
+
 def _share_memory(run: Run) -> None:
     one, other = run.moments()["exp_avg"], run.moments()["exp_avg_sq"]
     if _are_distributed(one, other):
@@ -152,6 +162,7 @@ CHANGES: dict[str, Callable[[Run], None]] = {
     "to be added up": lambda run: run.put(Partial(), shape=(2, 3)),
     "a part of a wrong shape": lambda run: run.put(Shard(0), shape=(8, 3), part=torch.ones(3, 3)),
     "another dtype": lambda run: run.put(Shard(0), shape=(8, 3), part=torch.ones(2, 3, dtype=torch.float64)),
+    "a dtype that the part contradicts": _contradict,
     "a plain moment": _set("exp_avg", lambda run: torch.ones(3, 8)),
     "a moment held by all": _set("exp_avg", lambda run: run.divided(torch.ones(3, 8), Replicate())),
     "a number on the mesh": _set("step", lambda run: run.divided(torch.tensor(7.0), Replicate())),
