@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from safepoint.errors import AbortedError, InternalError, LeaderLostError
 from safepoint.faults.group import MessageEffect, MessageFault, MessageScript
 from safepoint.faults.script import SimulatedCrash
 from safepoint.group.agreement import decode_error
-from safepoint.group.board_group import BoardGroup
-from safepoint.testing.ambient import FakeAmbient, FakeWorld
-from safepoint.testing.ranks import MemoryBoard, RankOutcome, RankThread, RankThreads, SharedMessages
+from safepoint.testing.ranks import RankOutcome, RankThread, RankThreads
 
 DEADLINE_S = 30.0
 GRACE_S = 5.0
@@ -126,22 +122,6 @@ def test_a_word_of_another_exchange_is_passed_over_until_the_right_one_comes() -
         return rank.group.spread("plan", b"again" if rank.rank == 0 else None, deadline_s=DEADLINE_S)
 
     assert [outcome.returned() for outcome in job.run(hear)] == [b"again"] * 3
-
-
-class Boastful(MemoryBoard):
-    """A board that says of every message that it is there."""
-
-    def wait(self, keys: Sequence[str], *, wait_s: float, limit_s: float) -> bool:
-        return True
-
-
-def test_what_a_board_says_of_its_messages_is_looked_at_and_deadlines_are_kept() -> None:
-    world = FakeWorld()
-    group = BoardGroup(Boastful(SharedMessages(), 1), rank=1, world_size=2, ambient=FakeAmbient(world, pid=1))
-    began = world.seconds
-    with pytest.raises(LeaderLostError, match="the leader did not answer"):
-        group.spread("plan", None, deadline_s=DEADLINE_S)
-    assert world.seconds - began == pytest.approx(DEADLINE_S + GRACE_S)
 
 
 def test_many_absent_ranks_are_counted_and_the_first_are_named() -> None:

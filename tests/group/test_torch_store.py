@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -129,78 +127,6 @@ def test_the_client_of_a_thread_ends_with_it(board: TorchStoreBoard) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("clients outlive their threads")
-
-
-class Sleepless(SystemAmbient):
-    """An ambient in which nobody may sleep."""
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError("an exchange slept although the board says when a message comes")
-
-
-def test_who_waits_for_a_message_looks_when_it_comes_and_not_now_and_then(board: TorchStoreBoard) -> None:
-    boards = [board, *(TorchStoreBoard(board.place) for _ in range(2))]
-    groups = [
-        BoardGroup(one, rank=rank, world_size=len(boards), ambient=Sleepless()) for rank, one in enumerate(boards)
-    ]
-    late = threading.Event()
-
-    def act(group: BoardGroup) -> list[bytes] | None:
-        if group.rank == 2:
-            # Behind the word that rank 1 is told, so that both it and the leader wait.
-            assert late.wait(LIMIT_S)
-        group.spread("word", b"said" if group.rank == 0 else None, deadline_s=LIMIT_S)
-        late.set()
-        return group.gather("all", b"%d" % group.rank, deadline_s=LIMIT_S)
-
-    assert at_once([lambda group=group: act(group) for group in groups]) == [[b"0", b"1", b"2"], None, None]
-
-
-def test_a_board_says_when_all_of_some_messages_are_there(board: TorchStoreBoard) -> None:
-    other = TorchStoreBoard(board.place)
-    post_surely(other, "a", b"x")
-    assert not board.wait(["a", "b"], wait_s=0.0, limit_s=LIMIT_S)
-    post_surely(other, "c", b"x")
-    assert board.wait(["c"], wait_s=LIMIT_S, limit_s=LIMIT_S)
-    assert not board.wait(["a", "b"], wait_s=0.0, limit_s=LIMIT_S)
-    post_surely(other, "b", b"x")
-    assert board.wait(["a", "b"], wait_s=LIMIT_S, limit_s=LIMIT_S)
-    assert board.wait(["a", "b"], wait_s=LIMIT_S, limit_s=LIMIT_S)
-
-
-def test_waiting_is_over_where_the_board_is_gone(board: TorchStoreBoard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_store, "_CONNECT_S", 1.0)
-    other = TorchStoreBoard(board.place)
-    post_surely(other, "a", b"x")
-    assert other.wait(["a"], wait_s=LIMIT_S, limit_s=LIMIT_S)
-    board.close()
-    for _ in range(2):
-        assert other.wait(["b"], wait_s=LIMIT_S, limit_s=LIMIT_S)
-
-
-LEAVER = """
-import sys, threading
-from safepoint.group.torch_store import Place, TorchStoreBoard
-
-class Store:
-    def wait(self, keys, timeout):
-        has_begun.set()
-        threading.Event().wait(0.5)
-        print("back", flush=True)
-
-has_begun = threading.Event()
-board = TorchStoreBoard(Place((), 0, ""))
-board._connect = Store
-assert not board.wait(["key"], wait_s=0.0, limit_s=60.0)
-has_begun.wait()
-sys.exit(7)
-"""
-
-
-def test_no_thread_comes_back_from_the_store_while_the_interpreter_ends() -> None:
-    """Where one interrupt comes to all ranks, the server ends while others still wait: they would abort."""
-    ended = subprocess.run([sys.executable, "-c", LEAVER], text=True, capture_output=True, timeout=LIMIT_S, check=False)
-    assert (ended.returncode, ended.stdout) == (7, "back\n"), ended.stderr
 
 
 def test_a_group_needs_an_initialised_process_group() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 
 class Board(Protocol):
@@ -27,20 +27,3 @@ class Board(Protocol):
 
     def close(self) -> None:
         """Let go of the board; on the leader it ends for all. Does not wait, and may be repeated."""
-
-
-@runtime_checkable
-class Waiting(Protocol):
-    """A board that can say when messages come, so that nobody has to look for them again and again."""
-
-    def wait(self, keys: Sequence[str], *, wait_s: float, limit_s: float) -> bool:
-        """Return whether waiting is over: all of these messages are there, or it cannot be said when they are.
-
-        Whether they are there, only a look says. It is called again with the same keys until it returns True, or until
-        nobody waits for them any more.
-
-        Args:
-            keys: The keys of the messages.
-            wait_s: How long this call may take.
-            limit_s: After how long nobody waits for them any more.
-        """

@@ -2,8 +2,7 @@
 
 1. The leader ends each gathering by one word to all: every message is there, or the error that names the absent ranks.
    So each rank knows whether its message arrived, and all raise the same error. `Board.post` tells nothing about it.
-2. This module looks again and again, ever less often, until its deadline; where the board can say when a message comes,
-   it looks then. That only saves time: what is there, and when a wait ends, is told by looks and by the clock here.
+2. Nothing waits within the board: this module looks again and again, ever less often, until its deadline.
 3. A rank waits `grace_s` longer than the deadline, for the leader's deadline began when the leader called.
 4. The leader takes the messages of others off as it reads them; its own words stay until `settle`.
 5. A word of the leader names its key: the verdict on one generation is never taken for that on another. What ranks send
@@ -21,7 +20,7 @@ from typing import TypeVar
 from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, LeaderLostError
 from safepoint.group.agreement import decode_error, encode_error
-from safepoint.group.board import Board, Waiting
+from safepoint.group.board import Board
 from safepoint.group.signs import Pulse, Watch
 
 GRACE_S = 5.0
@@ -52,7 +51,6 @@ class BoardGroup:
 
     def __init__(self, board: Board, *, rank: int, world_size: int, ambient: Ambient, grace_s: float = GRACE_S) -> None:
         self._board = board
-        self._waiting = board if isinstance(board, Waiting) else None
         self._rank = rank
         self._world_size = world_size
         self._ambient = ambient
@@ -168,7 +166,7 @@ class BoardGroup:
             return True if not missing or (watch is not None and watch.finds_silence(missing.values())) else None
 
         if missing:
-            self._poll(look, lambda: list(missing), deadline_s, watch)
+            self._poll(look, deadline_s, watch)
         return messages
 
     def _say(self, key: str, message: bytes, *, limit_s: float) -> None:
@@ -197,7 +195,7 @@ class BoardGroup:
                 )
             return message
 
-        message = self._poll(look, lambda: [key], wait_s, watch)
+        message = self._poll(look, wait_s, watch)
         if message is None:
             raise LeaderLostError(
                 "the leader did not answer",
@@ -216,17 +214,10 @@ class BoardGroup:
     def _watch(self) -> Watch | None:
         return None if self._silence_s is None else Watch(self._board, self._ambient, self._silence_s)
 
-    def _poll(
-        self,
-        look: Callable[[float], _Found | None],
-        keys: Callable[[], list[str]],
-        wait_s: float,
-        watch: Watch | None = None,
-    ) -> _Found | None:
+    def _poll(self, look: Callable[[float], _Found | None], wait_s: float, watch: Watch | None = None) -> _Found | None:
         """Look until something is there or the time is over; the last look is after the end, never before it."""
         began = self._ambient.monotonic()
         longest_s = _LONGEST_PAUSE_S + self._world_size * _PAUSE_PER_RANK_S
-        is_told = False
         while True:
             waited_s = self._ambient.monotonic() - began
             left_s = wait_s - waited_s
@@ -235,11 +226,6 @@ class BoardGroup:
             found = look(max(longest_look_s, _LAST_LOOK_S))
             if found is not None or left_s <= 0:
                 return found
-            if self._waiting is not None and not is_told:
-                is_told = self._waiting.wait(keys(), wait_s=min(longest_s, left_s), limit_s=left_s)
-                continue
-            # What the board said was there was not what is looked for, or the board cannot say.
-            is_told = False
             # Looks for many ranks take long themselves; half of the time is left to the board for their messages.
             looked_s = self._ambient.monotonic() - began - waited_s
             pause_s = min(max(waited_s * _PAUSE_SHARE, looked_s, _SHORTEST_PAUSE_S), longest_s)

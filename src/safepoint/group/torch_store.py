@@ -6,17 +6,15 @@
 3. Each call of a client runs in a thread beside its caller. While the leader's process is stopped, or its host cut off,
    `check` and even the connecting wait without end, whatever the store's own time-out (tried with torch 2.13).
 4. `get` waits for a key that is absent, so `check` comes first.
-5. `wait` waits at the server, and a client that waits can do nothing else: each thread that waits has a second one for
-   it. One that is still at work when its thread waits for something else is left to itself; one that is at work when
-   the interpreter ends is waited for a little.
-6. A value above 8 MiB costs the connection (tried with torch 2.13): longer messages are stored in parts, the head last.
+5. A value above 8 MiB costs the connection (tried with torch 2.13): longer messages are stored in parts, the head last.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -28,7 +26,6 @@ from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, LeaderLostError, RequestError
 from safepoint.group.base import Group
 from safepoint.group.board_group import GRACE_S, BoardGroup
-from safepoint.group.line import Call, Farewell, Line
 from safepoint.group.solo import SoloGroup
 
 PART_BYTES = (1 << 20) - 8
@@ -41,8 +38,6 @@ _CONNECT_S = 10.0
 # After a connection broke, or an answer stayed away, the server is most likely gone, and a refused connection is tried
 # until its time is over.
 _RECONNECT_S = 2.0
-# A connection that breaks takes about a second to say so: the first time, torch looks up the names of its functions.
-_FAREWELL_S = 3.0
 _SIGN = "board"
 _LOOPBACK = "127.0.0.1"
 
@@ -141,8 +136,6 @@ class _Store(Protocol):
 
     def delete_key(self, key: str) -> bool: ...
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
-
 
 class Place(msgspec.Struct, frozen=True):
     """Say where a board is: the hosts to try, in order, the port, and the beginning of all its keys.
@@ -171,7 +164,6 @@ class TorchStoreBoard:
         self._lock = threading.Lock()
         self._part_counts: dict[str, int] = {}
         self._lines = threading.local()
-        self._farewell = Farewell(_FAREWELL_S)
         self._is_closed = False
         self._is_broken = False
 
@@ -203,25 +195,6 @@ class TorchStoreBoard:
 
         return self._call(act, limit_s)
 
-    def wait(self, keys: Sequence[str], *, wait_s: float, limit_s: float) -> bool:
-        """Have the server say when all messages are there."""
-        full = [self._full(key) for key in keys]
-        waiting: _Waiting | None = getattr(self._lines, "waiting", None)
-        if waiting is not None and waiting.keys != full and not waiting.is_over:
-            waiting.line.end()
-            waiting = None
-        if waiting is None or waiting.keys != full:
-            line = Line(self._connect) if waiting is None else waiting.line
-            timeout = timedelta(seconds=limit_s)
-            waiting = _Waiting(full, line, line.call(lambda store: store.wait(full, timeout)))
-            self._farewell.follow(waiting.call)
-            self._lines.waiting = waiting
-        if not waiting.call.done.wait(max(0.0, wait_s)):
-            return False
-        # An error shows at the next look, which asks the same server; another wait has another line.
-        waiting.keys.clear()
-        return True
-
     def remove(self, keys: Sequence[str], *, limit_s: float) -> None:
         """Delete what was posted here."""
         with self._lock:
@@ -237,7 +210,6 @@ class TorchStoreBoard:
         """Let go of this thread's client and of the server; clients of other threads end with their threads."""
         self._is_closed = True
         self._drop_line()
-        self._stop_waiting()
         self._server = None
 
     def _full(self, key: str) -> str:
@@ -246,9 +218,9 @@ class TorchStoreBoard:
     def _call(self, act: Callable[[_Store], _Result], limit_s: float) -> _Result:
         if self._is_closed:
             raise self._lost("the connection is closed")
-        line: Line[_Store] | None = getattr(self._lines, "line", None)
+        line: _Line | None = getattr(self._lines, "line", None)
         if line is None:
-            line = self._lines.line = Line(self._connect)
+            line = self._lines.line = _Line(self._connect)
         call = line.call(act)
         if not call.done.wait(max(0.0, limit_s)):
             # The thread at the other end may be stuck for good; it is left to itself, and the next call has another.
@@ -281,16 +253,10 @@ class TorchStoreBoard:
         raise RuntimeError(failure)
 
     def _drop_line(self) -> None:
-        line: Line[_Store] | None = getattr(self._lines, "line", None)
+        line: _Line | None = getattr(self._lines, "line", None)
         if line is not None:
             line.end()
             self._lines.line = None
-
-    def _stop_waiting(self) -> None:
-        waiting: _Waiting | None = getattr(self._lines, "waiting", None)
-        if waiting is not None:
-            waiting.line.end()
-            self._lines.waiting = None
 
     def _lost(self, found: str) -> LeaderLostError:
         return LeaderLostError(
@@ -301,18 +267,42 @@ class TorchStoreBoard:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """Hold what a thread waits for, and on which line; the list is empty when that is over."""
+class _Call:
+    """Hold one call on its way to the thread that makes it, and what came of it."""
 
-    keys: list[str]
-    line: Line[_Store]
-    call: Call[_Store]
+    def __init__(self, act: Callable[[_Store], Any]) -> None:
+        self.act = act
+        self.done = threading.Event()
+        # Any: a line carries calls of every result.
+        self.result: Any = None
+        self.error: Exception | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether the line can be used again."""
-        return self.call.done.is_set() and self.call.error is None
+
+class _Line:
+    """Be one client, used by a thread of its own, so that a caller need not wait longer than it wants to."""
+
+    def __init__(self, connect: Callable[[], _Store]) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self.end = weakref.finalize(self, self._calls.put, None)
+        # A daemon: one that is stuck must not keep the process alive.
+        threading.Thread(target=_work, args=(connect, self._calls), name="safepoint-store", daemon=True).start()
+
+    def call(self, act: Callable[[_Store], Any]) -> _Call:
+        """Hand a call over; its `done` is set when it was made."""
+        call = _Call(act)
+        self._calls.put(call)
+        return call
+
+
+def _work(connect: Callable[[], _Store], calls: queue.SimpleQueue[_Call | None]) -> None:
+    store: _Store | None = None
+    while (call := calls.get()) is not None:
+        try:
+            store = store if store is not None else connect()
+            call.result = call.act(store)
+        except Exception as exc:  # noqa: BLE001 (the top of a thread: handed to the caller)
+            call.error = exc
+        call.done.set()
 
 
 def _store(store: _Store, key: str, message: bytes) -> None:
