@@ -139,7 +139,9 @@ def _share(run: Run) -> None:
 
 
 def _overlap(run: Run) -> None:
-    run.plain["view"] = run.plain["t"][1:]
+    # A nested tensor has no such views.
+    if not run.plain["t"].is_nested:
+        run.plain["view"] = run.plain["t"][1:]
 
 
 def _in_turn(one: Any, other: Any, *, is_first: bool) -> list[Any]:
@@ -156,7 +158,7 @@ def _rename(held: dict[str, Any], name: str, other: str) -> None:
 
 def _update(run: Run) -> None:
     """Train on, unless what was changed before makes that impossible."""
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, KeyError):
         run.step()
 
 
