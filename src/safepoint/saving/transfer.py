@@ -13,6 +13,8 @@ from typing import Any
 import numpy
 import numpy.typing
 
+from safepoint.saving.spans import Integers
+
 # Below this size, asking for a faster copy costs more than the copy.
 _SMALL_BYTES = 64 << 10
 # Up to this size, pieces of one size are copied faster all at once, although twice, ...
@@ -20,7 +22,6 @@ _TINY_BYTES = 1 << 10
 # ... if they are more than a few.
 _FEW = 8
 
-Integers = numpy.typing.NDArray[numpy.int64]
 # Memory of no length in particular.
 _Memory = ctypes.c_char * sys.maxsize
 
