@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
+from safepoint.joining.holder import Heartbeat
 from tests.warm import WarmPython
 
 SEED_VARIABLE = "SAFEPOINT_TEST_SEED"
@@ -28,6 +29,27 @@ def warm_python() -> Iterator[WarmPython]:
     """Return what runs scripts in processes that need not import torch; it starts with the first one."""
     with WarmPython() as python:
         yield python
+
+
+@pytest.fixture(autouse=True)
+def hearts_stop() -> Iterator[None]:
+    """Stop the hearts of the holders that a test left without a close, as one does that plays a dead process.
+
+    They would go on to open and close files while other tests count descriptors or let calls of the system fail.
+    """
+    beating: list[Heartbeat] = []
+    run = Heartbeat._run
+
+    def noted(heart: Heartbeat) -> None:
+        beating.append(heart)
+        run(heart)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Heartbeat, "_run", noted)
+        yield
+    for heart in beating:
+        heart._stop.set()
+        heart._thread.join(timeout=5)
 
 
 @pytest.fixture

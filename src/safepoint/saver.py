@@ -198,7 +198,7 @@ class Saver:
         Raises:
             SafepointError: This save or the one before failed, and the policy is to raise.
         """
-        with self.costs.blocked() as running:
+        with self.costs.blocked(lambda: self.is_saving) as running:
             self._save(session, snapshot, handle, running, on_agreed)
 
     def prepare(self, size_bytes: int) -> None:

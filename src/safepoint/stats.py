@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -46,6 +46,7 @@ class SaveCost:
 class StepTimes:
     """Tell how long steps took, each from the end of one `after_update` to the beginning of the next, in seconds.
 
+    A call of `save` in between is no part of a step, and a save in flight after it is one beside the step.
     `count` are all of them; the other numbers are of the newest 4,096, and 0 where there is none.
     """
 
@@ -59,8 +60,8 @@ class StepTimes:
 class Stats:
     """Tell what saving has cost this process so far.
 
-    `saves` are the newest 256 that were committed, oldest first. `steps` began with no save in flight,
-    `steps_beside_a_save` with one.
+    `saves` are the newest 256 that were committed, oldest first. `steps` had no save in flight when they began,
+    `steps_beside_a_save` had one.
     """
 
     saves: tuple[SaveCost, ...] = ()
@@ -110,13 +111,20 @@ class Costs:
         self._is_beside = False
 
     @contextmanager
-    def blocked(self) -> Iterator[Running]:
-        """Count the time of this block as that for which a save holds the training up."""
+    def blocked(self, is_saving: Callable[[], bool]) -> Iterator[Running]:
+        """Count the time of this block as that for which a save holds the training up, and not as part of a step.
+
+        Args:
+            is_saving: Returns whether a save is in flight when the block has ended.
+        """
         running = Running(self._ambient.monotonic())
         try:
             yield running
         finally:
             running.blocked_s = self._ambient.monotonic() - running.began_s
+            if self._step_began_s is not None:
+                self._step_began_s += running.blocked_s
+                self._is_beside = is_saving()
 
     @contextmanager
     def blocked_once_more(self, running: Running) -> Iterator[None]:

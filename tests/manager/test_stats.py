@@ -125,6 +125,36 @@ def test_steps_are_told_apart_by_whether_a_save_was_in_flight_when_they_began() 
     manager.close()
 
 
+def test_a_save_asked_for_between_two_updates_is_beside_the_step_and_no_part_of_it() -> None:
+    world = FakeWorld()
+    storage = TimedStorage(world)
+    _, manager = start(world, storage)
+    step(world, manager, 100.0)
+    manager.save()
+    step(world, manager, 1.0)
+    # The save took four seconds, and was over when the step went on.
+    assert manager.stats.saves[0].blocked_s == 4.0
+    assert manager.stats.steps == sp.StepTimes(count=1, median_s=1.0, p99_s=1.0, longest_s=1.0)
+    manager.close()
+
+
+def test_a_step_goes_on_beside_a_background_save_asked_for_after_the_update() -> None:
+    world = FakeWorld()
+    storage = TimedStorage(world)
+    _, manager = start(world, storage, background=True)
+    step(world, manager, 100.0)
+    storage.goes_on.clear()
+    manager.save()
+    step(world, manager, 3.0)
+    storage.goes_on.set()
+    manager.wait()
+    step(world, manager, 0.5)
+    stats = manager.stats
+    assert stats.steps_beside_a_save.count == 2
+    assert stats.steps.count == 0
+    manager.close()
+
+
 def test_a_save_that_fails_is_not_told() -> None:
     world = FakeWorld()
     storage = TimedStorage(world)
