@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from safepoint.state.item import STREAMS_ITEM
+from safepoint.state.memory import versions_of
 from safepoint.state.names import held_tensors
 from safepoint.state.randomness import RandomStreams
-from safepoint.state.tensors import versions_of
 
 _log = logging.getLogger(__name__)
 

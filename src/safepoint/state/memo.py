@@ -19,9 +19,10 @@ from safepoint.format.stencil import Stencil, encode_text
 from safepoint.state.boxes import LocalBox
 from safepoint.state.draft import Draft, text_of, texts_of
 from safepoint.state.item import CapturedItem, CapturedTensor, TensorSpec
+from safepoint.state.memory import versions_of, writes_of
 from safepoint.state.shards import boxes_of, captured, division_of, view_of
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import TensorSource, is_distributed, versions_of, writes_of
+from safepoint.state.tensors import TensorSource, is_distributed
 
 
 class _Stretch(msgspec.Struct, frozen=True):

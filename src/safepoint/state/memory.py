@@ -1,4 +1,4 @@
-"""The memory of live tensors: where it lies, and a view of its bytes."""
+"""The memory of live tensors: where it lies, a view of its bytes, and how often it was written to."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _STRIDED = frozenset({torch.strided})
 _Memory = ctypes.c_char * sys.maxsize
 
 _IS_CPU = attrgetter("is_cpu")
+_VERSION = attrgetter("_version")
 
 
 def is_direct(live: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -96,3 +97,26 @@ def is_freed(tensor: torch.Tensor) -> bool:
     """Return whether a strided tensor reaches beyond its storage, which was resized."""
     start, end = byte_range(tensor)
     return tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.element_size() + end - start
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Return how often a tensor was written to in place; None for one that does not count."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        # An inference tensor. Asking of each whether it is one takes longer than asking for its version.
+        return None
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Return `version_of` each tensor."""
+    try:
+        return list(map(_VERSION, tensors))
+    except RuntimeError:
+        return list(map(version_of, tensors))
+
+
+def writes_of(tensor: torch.Tensor, counter: torch.Tensor | None) -> int | None:
+    """Return how often a tensor was written to, by itself and by way of another one that counts as well."""
+    own = version_of(tensor)
+    return own if own is None or counter is None else own + (version_of(counter) or 0)

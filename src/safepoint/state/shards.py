@@ -22,6 +22,7 @@ from safepoint.errors import RequestError
 from safepoint.format.digest import digest_bytes
 from safepoint.state.boxes import Cut, LocalBox, in_order_of_cutting, share_of
 from safepoint.state.item import BoxTarget, CapturedTensor, Place, TensorSpec
+from safepoint.state.memory import versions_of
 from safepoint.state.tensors import (
     InPlaceTarget,
     NewTensorTarget,
@@ -31,7 +32,6 @@ from safepoint.state.tensors import (
     dtype_of,
     is_distributed,
     spec_of,
-    versions_of,
 )
 
 # Digits of a digest that people see.

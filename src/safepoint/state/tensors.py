@@ -22,7 +22,18 @@ import torch
 from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
 from safepoint.state.item import Held, Place, TensorSpec
-from safepoint.state.memory import as_bytes, as_memory, direct_addresses, flat, hold_memory, is_direct, is_freed
+from safepoint.state.memory import (
+    as_bytes,
+    as_memory,
+    direct_addresses,
+    flat,
+    hold_memory,
+    is_direct,
+    is_freed,
+    version_of,
+    versions_of,
+    writes_of,
+)
 
 SPARSE_LAYOUTS = (
     torch.sparse_coo,
@@ -38,7 +49,6 @@ _STORED = frozenset(kind for kind in (getattr(torch, name, None) for name in DTY
 _STRIDED = frozenset({torch.strided})
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
-_VERSION = attrgetter("_version")
 _TENSOR, _NBYTES = attrgetter("tensor"), attrgetter("tensor.nbytes")
 _NOTED, _COUNTER = attrgetter("version"), attrgetter("counter")
 
@@ -228,29 +238,6 @@ def _place_at(address: int, tensor: torch.Tensor) -> Place | None:
     """Return a place in memory as a tensor is now; None for a tensor that does not count its writes."""
     writes = version_of(tensor)
     return None if writes is None else Place(address, writes)
-
-
-def version_of(tensor: torch.Tensor) -> int | None:
-    """Return how often a tensor was written to in place; None for one that does not count."""
-    try:
-        return tensor._version
-    except RuntimeError:
-        # An inference tensor. Asking of each whether it is one takes longer than asking for its version.
-        return None
-
-
-def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Return `version_of` each tensor."""
-    try:
-        return list(map(_VERSION, tensors))
-    except RuntimeError:
-        return list(map(version_of, tensors))
-
-
-def writes_of(tensor: torch.Tensor, counter: torch.Tensor | None) -> int | None:
-    """Return how often a tensor was written to, by itself and by way of another one that counts as well."""
-    own = version_of(tensor)
-    return own if own is None or counter is None else own + (version_of(counter) or 0)
 
 
 def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
