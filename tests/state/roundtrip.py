@@ -10,7 +10,8 @@ import torch
 
 from safepoint.format.plain import decode_plain, encode_plain
 from safepoint.state.item import CapturedItem, Item, Permits, SavedItem
-from safepoint.state.tensors import NewTensorTarget, TensorSource, spec_of
+from safepoint.state.targets import NewTensorTarget
+from safepoint.state.tensors import TensorSource, spec_of
 from safepoint.state.tree import flatten, unflatten
 
 

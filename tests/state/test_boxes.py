@@ -20,7 +20,8 @@ from safepoint.errors import RequestError
 from safepoint.state.item import Permits, SavedItem
 from safepoint.state.shards import boxes_of, captured, local_of, new_target, view_of
 from safepoint.state.stateful import PlainItem, StatefulItem
-from safepoint.state.tensors import NewTensorTarget, spec_of
+from safepoint.state.targets import NewTensorTarget
+from safepoint.state.tensors import spec_of
 from safepoint.state.tree import flatten
 
 Placements = tuple[Any, ...]

@@ -12,9 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
 from safepoint.state.item import TensorSpec
+from safepoint.state.targets import InPlaceTarget, NewTensorTarget
 from safepoint.state.tensors import (
-    InPlaceTarget,
-    NewTensorTarget,
     TensorSource,
     are_plainly_storable,
     check_storable,

@@ -9,13 +9,16 @@ Spec: C11.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain, compress, islice
+from operator import attrgetter
 
 import msgspec
 
 from safepoint.format.digest import digest_bytes
-from safepoint.restoring.plan import ChunkRead
-from safepoint.state.item import Place
+from safepoint.restoring.live import places_of
+from safepoint.restoring.plan import ChunkRead, TensorRead
+from safepoint.state.item import Place, Source
 
 # What a box of a tensor holds: by item, tensor name, offset and shape.
 BoxKey = tuple[str, str, tuple[int, ...], tuple[int, ...]]
@@ -27,6 +30,11 @@ _LEAST_SAMPLES = 64
 _SMALL_BYTES = 64 << 10
 # A box that more chunks than these fed is digested once more as a whole, rather than to keep a digest for each of them.
 _MOST_RANGES = 512
+
+_BOXES, _BOX, _OFFSET, _SHAPE = map(attrgetter, ("targets", "box", "offset", "shape"))
+_CHUNKS, _BEGIN, _SIZE_BYTES, _DIGEST = map(attrgetter, ("chunks", "begin", "size_bytes", "digest"))
+_ITEM, _NAME = attrgetter("item"), attrgetter("name")
+_PLACE, _MEMORY, _RANGES = map(attrgetter, ("place", "memory", "ranges"))
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -60,14 +68,71 @@ class Arrival(msgspec.Struct, frozen=True):
         return None
 
 
-def arrival_of(place: Place | None, memory: memoryview, chunks: Iterable[ChunkRead]) -> Arrival:
-    """Return what a target was filled with; it has been committed.
+def arrivals_of(
+    tensors: Sequence[TensorRead], places: Sequence[Place | None], memories: Sequence[memoryview]
+) -> Iterable[tuple[BoxKey, Arrival]]:
+    """Return what targets were filled with, each with its key; they have been committed.
 
     Args:
-        place: What its `commit` told.
-        memory: What its memory was, filled.
-        chunks: Those that fed it, all of which have matched.
+        tensors: What was read, every chunk of which has matched.
+        places: What the `commit` of each target told, tensor by tensor.
+        memories: What the memory of each target was, filled.
     """
+    boxes = list(map(_BOX, chain.from_iterable(map(_BOXES, tensors))))
+    feeding = list(map(_CHUNKS, tensors))
+    if len(boxes) == len(tensors) and set(map(len, feeding)) == {1} and None not in places:
+        # Nearly all are one target each that one chunk feeds; a call for each takes longer than its digest.
+        chunks = list(chain.from_iterable(feeding))
+        begins = list(map(_BEGIN, chunks))
+        if not any(begins) and None not in begins:
+            ranges = zip(zip(begins, map(_SIZE_BYTES, chunks), map(_DIGEST, chunks), strict=True))
+            samples = [b"" if len(memory) <= _SMALL_BYTES else sample_of(memory) for memory in memories]
+            keys = zip(map(_ITEM, tensors), map(_NAME, tensors), map(_OFFSET, boxes), map(_SHAPE, boxes), strict=True)
+            return zip(keys, map(Arrival, ranges, places, samples, memories), strict=True)
+    each = iter(zip(boxes, places, memories, strict=True))
+    return [
+        (
+            (tensor.item, tensor.name, box.offset, box.shape),
+            _arrival_of(place, memory, (chunk for chunk in tensor.chunks if number in chunk.feeds)),
+        )
+        for tensor in tensors
+        for number, (box, place, memory) in enumerate(islice(each, len(tensor.targets)))
+    ]
+
+
+def are_there(arrivals: Sequence[Arrival], sources: Sequence[Source]) -> bool:
+    """Return whether all that arrived lies still where it did, in the memory of these sources; see `Arrival.is_at`.
+
+    Where it is not certain without asking each, no.
+    """
+    places = places_of(sources)
+    if None in places or list(map(_PLACE, arrivals)) != places:
+        return False
+    memories = list(map(_MEMORY, arrivals))
+    are_small = list(map(_SMALL_BYTES.__ge__, map(len, memories)))
+    small = list(compress(arrivals, are_small))
+    if set(map(len, map(_RANGES, small))) - {1}:
+        return False
+    found = list(map(digest_bytes, compress(memories, are_small)))
+    expected = [(0, len(one.memory), digest) for one, digest in zip(small, found, strict=True)]
+    if list(chain.from_iterable(map(_RANGES, small))) != expected:
+        return False
+    large = [one for one, is_small in zip(arrivals, are_small, strict=True) if not is_small]
+    return all(one.sample == sample_of(one.memory) for one in large)
+
+
+def sample_of(memory: memoryview) -> bytes:
+    """Return bytes from all over a memory."""
+    if not memory:
+        return b""
+    # The command line verifies without it.
+    import numpy
+
+    step = max(1, min(_SAMPLE_STEP_BYTES, len(memory) // _LEAST_SAMPLES))
+    return numpy.frombuffer(memory, numpy.uint8)[::step].tobytes()
+
+
+def _arrival_of(place: Place | None, memory: memoryview, chunks: Iterable[ChunkRead]) -> Arrival:
     ranges: list[tuple[int, int, str]] = []
     for chunk in chunks:
         if chunk.begin is None or len(ranges) == _MOST_RANGES:
@@ -80,14 +145,3 @@ def arrival_of(place: Place | None, memory: memoryview, chunks: Iterable[ChunkRe
         return Arrival(tuple(ranges))
     sample = b"" if len(memory) <= _SMALL_BYTES else sample_of(memory)
     return Arrival(tuple(ranges), place, sample, memory)
-
-
-def sample_of(memory: memoryview) -> bytes:
-    """Return bytes from all over a memory."""
-    if not memory:
-        return b""
-    # The command line verifies without it.
-    import numpy
-
-    step = max(1, min(_SAMPLE_STEP_BYTES, len(memory) // _LEAST_SAMPLES))
-    return numpy.frombuffer(memory, numpy.uint8)[::step].tobytes()

@@ -18,17 +18,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
+from operator import attrgetter
 from types import MappingProxyType
 
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.digest import digest_bytes, running_digest
 from safepoint.format.extent import Box
-from safepoint.restoring.arrival import Arrival, BoxKey, arrival_of
+from safepoint.restoring.arrival import Arrival, BoxKey, arrivals_of
 from safepoint.restoring.boxes import copy_overlap
+from safepoint.restoring.live import commit, memories_of
 from safepoint.restoring.plan import ChunkRead, TensorRead
 from safepoint.restoring.runs import RUN_BYTES, Batch, Run, batches_of
 from safepoint.restoring.workers import Workers
-from safepoint.state.item import is_temporary
+from safepoint.state.item import Target, is_temporary
 from safepoint.storage.base import Storage
 from safepoint.storage.reading import ObjectReader, Streaming, aligned_buffer, opened
 
@@ -39,13 +42,16 @@ TRANSFER_BYTES = 8 << 20
 _MOST_BATCHES = 16
 _MOST_HELD_BYTES = 32 << 20
 
+_BOXES, _TARGET = attrgetter("targets"), attrgetter("target")
+
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """Hold a batch under way: the memory of each tensor's targets, and how much of it is temporary."""
+    """Hold a batch under way: all its targets and their memory, tensor by tensor, and how much of it is temporary."""
 
     batch: Batch
-    memories: list[list[memoryview]]
+    targets: list[Target]
+    memories: list[memoryview]
     held_bytes: int
     tasks: list[Future[int]]
 
@@ -78,24 +84,21 @@ def read(
     with Workers(count) as workers:
         buffers = deque(aligned_buffer(TRANSFER_BYTES) for _ in range(max(count, 1)))
         for batch in batches_of(reads, near=near):
-            held_bytes = _held_bytes(batch)
+            targets = list(map(_TARGET, chain.from_iterable(map(_BOXES, batch.tensors))))
+            held_bytes = sum(target.nbytes for target in targets if is_temporary(target))
             while begun and (len(begun) == _MOST_BATCHES or _sum_of(begun) + held_bytes > _MOST_HELD_BYTES):
                 total += _finish(begun.popleft(), workers, arrivals)
-            memories = [[one.target.memory() for one in tensor.targets] for tensor in batch.tensors]
+            memories = memories_of(targets)
+            left = iter(memories)
+            of_tensors = [tuple(islice(left, len(tensor.targets))) for tensor in batch.tensors]
             tasks = [
-                workers.start(partial(_read_run, storage, run, batch, memories, buffers, workers))
+                workers.start(partial(_read_run, storage, run, batch, of_tensors, buffers, workers))
                 for run in batch.runs()
             ]
-            begun.append(_Begun(batch, memories, held_bytes, tasks))
+            begun.append(_Begun(batch, targets, memories, held_bytes, tasks))
         while begun:
             total += _finish(begun.popleft(), workers, arrivals)
     return total
-
-
-def _held_bytes(batch: Batch) -> int:
-    """Return how much temporary memory the targets of a batch take until they are committed."""
-    targets = [one.target for tensor in batch.tensors for one in tensor.targets]
-    return sum(target.nbytes for target in targets if is_temporary(target))
 
 
 def _sum_of(begun: Sequence[_Begun]) -> int:
@@ -105,14 +108,9 @@ def _sum_of(begun: Sequence[_Begun]) -> int:
 def _finish(begun: _Begun, workers: Workers, arrivals: dict[BoxKey, Arrival] | None) -> int:
     """Wait for a batch, commit its targets, note what arrived in them, and return its size."""
     size_bytes = sum(workers.result_of(task) for task in begun.tasks)
-    for tensor, memories in zip(begun.batch.tensors, begun.memories, strict=True):
-        for number, (one, memory) in enumerate(zip(tensor.targets, memories, strict=True)):
-            place = one.target.commit()
-            if arrivals is not None:
-                is_alone = len(memories) == 1
-                chunks = tensor.chunks if is_alone else (chunk for chunk in tensor.chunks if number in chunk.feeds)
-                key = (tensor.item, tensor.name, one.box.offset, one.box.shape)
-                arrivals[key] = arrival_of(place, memory, chunks)
+    places = commit(begun.targets)
+    if arrivals is not None:
+        arrivals.update(arrivals_of(begun.batch.tensors, places, begun.memories))
     return size_bytes
 
 
@@ -120,7 +118,7 @@ def _read_run(
     storage: Storage,
     run: Run,
     batch: Batch,
-    memories: list[list[memoryview]],
+    memories: Sequence[Sequence[memoryview]],
     buffers: deque[memoryview],
     workers: Workers,
 ) -> int:

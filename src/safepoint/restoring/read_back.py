@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -24,7 +25,7 @@ from safepoint.contract import Reason
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.plain import decode_plain, encode_plain
 from safepoint.restoring.apply import in_order
-from safepoint.restoring.arrival import Arrival, BoxKey
+from safepoint.restoring.arrival import Arrival, BoxKey, are_there
 from safepoint.restoring.together import merged_findings, merged_names
 from safepoint.restoring.trees import differing_values
 from safepoint.restoring.union import is_module, is_optimizer
@@ -34,6 +35,9 @@ from safepoint.state.snapshot import SnapshotItem, capture_item
 
 _LONGEST_PATH = 200
 _USERS_OWN = "stateful"
+
+_SPEC, _SOURCE = attrgetter("spec"), attrgetter("source")
+_NAME, _DTYPE, _OFFSET, _SHAPE = map(attrgetter, ("name", "dtype", "offset", "shape"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +96,13 @@ def read_back(
     equal, notes, reasons = 0, [], []
     # Random streams first: to tell its state an object may draw, which is undone in the end.
     compared = [item for item in reversed(in_order(items)) if item.name not in changed and not _keeps_own(item)]
-    by_item: dict[str, dict[BoxKey, Arrival]] = {}
-    for key, one in arrivals.items():
-        by_item.setdefault(key[0], {})[key] = one
+    left = dict(arrivals)
     with undisturbed():
         differing = {}
         for item in compared:
-            given = by_item.get(item.name, {})
             # What an object of the user's own hands out may be anything, wherever it lies.
             trusts = not is_full and item.type != _USERS_OWN
-            differing[item.name] = _difference(saved, capture_item(item), given, is_split=is_split, trusts=trusts)
+            differing[item.name] = _difference(saved, capture_item(item), left, is_split=is_split, trusts=trusts)
     for item in compared:
         found = differing[item.name]
         if found is None:
@@ -139,7 +140,7 @@ def _keeps_own(item: Item) -> bool:
 
 
 def _difference(
-    saved: SavedState, live: SnapshotItem, given: dict[BoxKey, Arrival], *, is_split: bool, trusts: bool
+    saved: SavedState, live: SnapshotItem, left: dict[BoxKey, Arrival], *, is_split: bool, trusts: bool
 ) -> tuple[str, str] | None:
     """Return what was expected and found where the live state of an item is not what this rank was given of it.
 
@@ -148,7 +149,7 @@ def _difference(
     Args:
         saved: The saved state.
         live: The item, captured again.
-        given: What its boxes were filled with; those that were found are taken out.
+        left: What boxes were filled with; those of the item are taken out.
         is_split: As in `read_back`.
         trusts: Whether bytes that lie where they arrived, by all that tells without reading them, need no second look.
     """
@@ -158,21 +159,37 @@ def _difference(
         is_part = live.name in saved.divided
         if not is_split or not _is_taken(plain, stored, is_part=is_part):
             return _first_difference(stored, plain)
-    specs = saved.items[live.name].specs
-    for tensor in live.tensors:
-        spec = tensor.spec
-        arrival = given.pop((live.name, spec.name, spec.offset, spec.shape), None)
+    found = _difference_of_tensors(saved.items[live.name].specs, live, left, trusts=trusts)
+    if found is not None:
+        return found
+    missing = [key for key in left if key[0] == live.name and 0 not in key[3]]
+    return (f"{missing[0][1]} at {list(missing[0][2])}", "absent") if missing else None
+
+
+def _difference_of_tensors(
+    stored: Mapping[str, TensorSpec], live: SnapshotItem, left: dict[BoxKey, Arrival], *, trusts: bool
+) -> tuple[str, str] | None:
+    """Return what was expected and found of the first tensor that is not what its boxes were filled with."""
+    specs, sources = list(map(_SPEC, live.tensors)), list(map(_SOURCE, live.tensors))
+    names = list(map(_NAME, specs))
+    keys = zip(repeat(live.name), names, map(_OFFSET, specs), map(_SHAPE, specs))
+    arrivals = list(map(left.pop, keys, repeat(None)))
+    known = [one for one in arrivals if one is not None]
+    if trusts and len(known) == len(arrivals):
+        dtypes = list(map(_DTYPE, map(stored.__getitem__, names)))
+        if dtypes == list(map(_DTYPE, specs)) and are_there(known, sources):
+            return None
+    for spec, source, arrival in zip(specs, sources, arrivals, strict=True):
         if arrival is None:
-            if tensor.source.nbytes:
-                return f"{_where(spec)}: no such box", f"{tensor.source.nbytes} bytes"
+            if source.nbytes:
+                return f"{_where(spec)}: no such box", f"{source.nbytes} bytes"
             continue
-        if specs[spec.name].dtype != spec.dtype:
-            return f"{_where(spec)}: {specs[spec.name].dtype}", spec.dtype
-        differing = _differing_bytes(tensor.source, arrival, trusts=trusts)
+        if stored[spec.name].dtype != spec.dtype:
+            return f"{_where(spec)}: {stored[spec.name].dtype}", spec.dtype
+        differing = _differing_bytes(source, arrival, trusts=trusts)
         if differing is not None:
             return f"{_where(spec)}: {differing[0]}", differing[1]
-    missing = [key for key in given if 0 not in key[3]]
-    return (f"{missing[0][1]} at {list(missing[0][2])}", "absent") if missing else None
+    return None
 
 
 def _where(spec: TensorSpec) -> str:

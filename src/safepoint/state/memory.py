@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from safepoint.state.item import Held
+from safepoint.state.item import Held, Place
 
 _LAYOUT, _SIZE_BYTES = attrgetter("layout"), attrgetter("nbytes")
 _STRIDED = frozenset({torch.strided})
@@ -66,6 +66,15 @@ def as_memory(dense: torch.Tensor) -> memoryview:
     return memoryview(memory).cast("B")[: dense.nbytes]
 
 
+def as_memories(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
+    """Return `as_memory` of each tensor; each view keeps the memory of all of them."""
+    memory: Any = _Memory.from_address(0)
+    memory.owner = list(map(torch.Tensor.untyped_storage, tensors))
+    begins = list(map(torch.Tensor.data_ptr, tensors))
+    ranges = map(slice, begins, map(add, begins, map(_SIZE_BYTES, tensors)))
+    return list(map(memoryview(memory).cast("B").__getitem__, ranges))
+
+
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the half-open range of addresses of a strided tensor; that of a tensor of no bytes overlaps with none."""
     size_bytes = tensor.nbytes
@@ -97,6 +106,23 @@ def is_freed(tensor: torch.Tensor) -> bool:
     """Return whether a strided tensor reaches beyond its storage, which was resized."""
     start, end = byte_range(tensor)
     return tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.element_size() + end - start
+
+
+def place_at(address: int, tensor: torch.Tensor) -> Place | None:
+    """Return a place in memory as a tensor is now; None for a tensor that does not count its writes."""
+    writes = version_of(tensor)
+    return None if writes is None else Place(address, writes)
+
+
+def places_at(addresses: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[Place | None]:
+    """Return `place_at` each address; None where it is 0, which is that of no memory."""
+    versions = versions_of(tensors)
+    if None not in versions and all(addresses):
+        return list(map(Place, addresses, versions))  # type: ignore[arg-type]  # the line above says that none is None
+    return [
+        None if version is None or not address else Place(address, version)
+        for address, version in zip(addresses, versions, strict=True)
+    ]
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

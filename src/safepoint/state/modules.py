@@ -42,7 +42,8 @@ from safepoint.state.parts import Signature, describe, flag_of, held_as, new_ten
 from safepoint.state.places import segment
 from safepoint.state.shards import is_divided_alike, local_of
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import NewTensorTarget, are_plainly_storable, check_storable, spec_of, write_into
+from safepoint.state.targets import NewTensorTarget
+from safepoint.state.tensors import are_plainly_storable, check_storable, spec_of, write_into
 from safepoint.state.ties import retied, tied
 from safepoint.state.tree import flatten, unflatten
 

@@ -41,7 +41,8 @@ from safepoint.state.rebuild import Rebuilder, to_kind
 from safepoint.state.shards import ShardTarget, new_target, target_in
 from safepoint.state.sight import Sight
 from safepoint.state.stored import malformed
-from safepoint.state.tensors import InPlaceTarget, NewTensorTarget, check_storable, spec_of
+from safepoint.state.targets import InPlaceTarget, NewTensorTarget
+from safepoint.state.tensors import check_storable, spec_of
 from safepoint.state.tree import class_name, draft_of, flatten
 
 _NOBODY = Owner()

@@ -21,9 +21,9 @@ from safepoint.state.draft import container_of, device_kind
 from safepoint.state.item import TensorSpec, TensorTarget
 from safepoint.state.numbers import scalar_bytes, scalar_tensor
 from safepoint.state.rebuild import SPARSE_KEY
+from safepoint.state.targets import NewTensorTarget
 from safepoint.state.tensors import (
     PLAIN_TYPES,
-    NewTensorTarget,
     check_storable,
     dtype_name,
     dtype_of,

@@ -35,7 +35,7 @@ from safepoint.state.optimizers import OptimizerItem
 from safepoint.state.rebuild import check_plain
 from safepoint.state.sight import Sight
 from safepoint.state.stored import elements, field, malformed, reading, record
-from safepoint.state.tensors import NewTensorTarget
+from safepoint.state.targets import NewTensorTarget
 from safepoint.state.tree import class_name, draft_of, flatten, unflatten
 
 _PER_GROUP = frozenset(

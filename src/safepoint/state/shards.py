@@ -23,9 +23,8 @@ from safepoint.format.digest import digest_bytes
 from safepoint.state.boxes import Cut, LocalBox, in_order_of_cutting, share_of
 from safepoint.state.item import BoxTarget, CapturedTensor, Place, TensorSpec
 from safepoint.state.memory import versions_of
+from safepoint.state.targets import InPlaceTarget, NewTensorTarget
 from safepoint.state.tensors import (
-    InPlaceTarget,
-    NewTensorTarget,
     TensorSource,
     check_storable,
     dtype_name,

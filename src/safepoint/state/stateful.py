@@ -16,7 +16,8 @@ from safepoint.state.rebuild import check_plain
 from safepoint.state.shards import ShardTarget, new_target
 from safepoint.state.sight import Sight
 from safepoint.state.stored import field, malformed
-from safepoint.state.tensors import NewTensorTarget, is_distributed
+from safepoint.state.targets import NewTensorTarget
+from safepoint.state.tensors import is_distributed
 from safepoint.state.tree import class_name, draft_of, flatten, unflatten
 
 

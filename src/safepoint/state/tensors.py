@@ -30,7 +30,8 @@ from safepoint.state.memory import (
     hold_memory,
     is_direct,
     is_freed,
-    version_of,
+    place_at,
+    places_at,
     versions_of,
     writes_of,
 )
@@ -128,10 +129,16 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
         is_counted_elsewhere = set(map(type, map(_COUNTER, sources))) != {type(None)}
         return not is_counted_elsewhere and versions_of(list(map(_TENSOR, sources))) == list(map(_NOTED, sources))
 
+    @staticmethod
+    def places(sources: Sequence[TensorSource]) -> list[Place | None]:
+        """Return where the bytes of each lie; see `safepoint.state.item.Placed`."""
+        tensors = list(map(_TENSOR, sources))
+        return places_at(direct_addresses(tensors), tensors)
+
     def place(self) -> Place | None:
         """Return where the bytes lie; see `safepoint.state.item.Placed`."""
         tensor = self.tensor
-        return _place_at(tensor.data_ptr(), tensor) if is_direct(tensor, tensor.dtype) else None
+        return place_at(tensor.data_ptr(), tensor) if is_direct(tensor, tensor.dtype) else None
 
     def memory(self) -> memoryview:
         """Return the live memory itself; only of a tensor that has a place."""
@@ -148,96 +155,6 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
             dense = torch.view_as_real(dense)
         words = dense.view(_WORDS[dense.element_size()])
         return int(words.sum(dtype=torch.int64)) % (1 << (8 * _WORD_BYTES))
-
-
-class InPlaceTarget:
-    """Write into the memory of a live tensor.
-
-    A contiguous tensor in host memory takes the bytes directly; any other one gets a temporary, copied in `commit`. The
-    tensor may be a leaf that requires grad: no graph is recorded. A temporary of another dtype than the live tensor's
-    is converted by the copy.
-    """
-
-    __slots__ = ("_address", "_staging", "dtype", "is_in_place", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
-        self.tensor = tensor
-        self.dtype = dtype or tensor.dtype
-        self.is_in_place = is_direct(tensor, self.dtype)
-        self._address = 0
-        self._staging: torch.Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the stored bytes, which differs from the live size where the dtype does."""
-        return self.tensor.numel() * self.dtype.itemsize
-
-    def memory(self) -> memoryview:
-        """Return the live memory itself where it can be written directly, else a temporary's."""
-        if self.is_in_place:
-            self._address = self.tensor.data_ptr()
-            return as_memory(self.tensor)
-        if self._staging is None:
-            self._staging = torch.empty(self.tensor.shape, dtype=self.dtype)
-        return as_memory(self._staging)
-
-    def commit(self) -> Place | None:
-        """Copy the temporary into the live tensor, if there is one, and tell autograd that the tensor has changed."""
-        tensor, staging = self.tensor, self._staging
-        self._staging = None
-        if staging is not None:
-            write_into(tensor, staging)
-            return None
-        if tensor.numel() and not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
-        return _place_at(self._address, tensor)
-
-
-class NewTensorTarget:
-    """Take bytes into a new tensor; `tensor` holds it after `commit`.
-
-    Args:
-        spec: Shape and dtype of what is stored.
-        device: Where the tensor shall live; the bytes arrive in host memory first.
-    """
-
-    __slots__ = ("_device", "_staging", "is_in_place", "spec", "tensor")
-
-    def __init__(self, spec: TensorSpec, device: torch.device) -> None:
-        self.spec = spec
-        self.tensor: torch.Tensor | None = None
-        self.is_in_place = device.type == "cpu"
-        self._device = device
-        self._staging: torch.Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the stored bytes."""
-        return spec_nbytes(self.spec)
-
-    def memory(self) -> memoryview:
-        """Return the memory of the tensor being made."""
-        return as_memory(self._staged())
-
-    def commit(self) -> Place | None:
-        """Make `tensor` available on its device."""
-        staging, self._staging = self._staged(), None
-        if not self.is_in_place:
-            self.tensor = staging.to(self._device)
-            return None
-        self.tensor = staging
-        return _place_at(staging.data_ptr(), staging)
-
-    def _staged(self) -> torch.Tensor:
-        if self._staging is None:
-            self._staging = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype))
-        return self._staging
-
-
-def _place_at(address: int, tensor: torch.Tensor) -> Place | None:
-    """Return a place in memory as a tensor is now; None for a tensor that does not count its writes."""
-    writes = version_of(tensor)
-    return None if writes is None else Place(address, writes)
 
 
 def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
