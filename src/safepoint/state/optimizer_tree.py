@@ -116,7 +116,8 @@ class TreeSight:
         values = list(optimizer.state.values())
         states = [values[place] for place in places]
         sight = Sight()
-        sight.note((class_name(optimizer), facts, list(map(_DEVICE, parameters))))
+        # The order is a fact, not what it follows from: a restore records groups, and changes nothing by that.
+        sight.note((class_name(optimizer), facts[:3], order, places, list(map(_DEVICE, parameters))))
         sight.look(options)
         sight.look(states)
         sight.look(extra)
