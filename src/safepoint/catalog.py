@@ -12,7 +12,7 @@ Spec: C8, C9.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,7 +41,8 @@ from safepoint.format.records import (
     is_on_chain,
 )
 from safepoint.notes import Manifests, read_pin, read_record
-from safepoint.storage.base import Entry, Storage
+from safepoint.storage.base import Storage
+from safepoint.storage.naming import names_in
 from safepoint.storage.sizes import sizes_of
 
 NEVER_COMPLETED = "no manifest: the save was never completed"
@@ -138,9 +139,8 @@ def read_lineage(storage: Storage, *, needs_chain: bool = True, known: dict[int,
     damage: list[Refusal] = []
     generations = list_generations(storage)
     known = {} if known is None else known
-    files = storage.list(INCARNATIONS)
-    names = {entry.name for entry in files}
-    incarnations = [_incarnation(storage, number, names, damage, known.get(number)) for number in _numbers(files)]
+    names = names_in(storage, INCARNATIONS)
+    incarnations = [_incarnation(storage, number, names, damage, known.get(number)) for number in _numbers(names)]
     known.update((entry.number, entry) for entry in incarnations)
     run = _run_identity(storage, incarnations, generations, damage)
     incarnations += _lost_incarnations(storage, incarnations, generations, run, damage)
@@ -159,7 +159,7 @@ def list_incarnations(storage: Storage) -> list[int]:
 
     Any file of an incarnation shows that its number is taken, also when its record was lost.
     """
-    return _numbers(storage.list(INCARNATIONS))
+    return _numbers(names_in(storage, INCARNATIONS))
 
 
 def list_generations(storage: Storage) -> list[GenerationName]:
@@ -167,7 +167,7 @@ def list_generations(storage: Storage) -> list[GenerationName]:
 
     Folders whose names are not ours are left out: they are never read and never deleted.
     """
-    names = (GenerationName.parse(entry.name) for entry in storage.list(GENERATIONS) if entry.is_folder)
+    names = (GenerationName.parse(name) for name, is_folder in names_in(storage, GENERATIONS).items() if is_folder)
     return sorted((name for name in names if name is not None), reverse=True)
 
 
@@ -272,8 +272,8 @@ def _manifest_of(storage: Storage, name: GenerationName, run: str | None) -> Man
     return manifest if run is None or manifest.run == run else None
 
 
-def _numbers(files: Sequence[Entry]) -> list[int]:
-    numbers = (parse_incarnation_file(entry.name) for entry in files if not entry.is_folder)
+def _numbers(names: Mapping[str, bool]) -> list[int]:
+    numbers = (parse_incarnation_file(name) for name, is_folder in names.items() if not is_folder)
     return sorted({number for number in numbers if number is not None})
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -54,6 +55,7 @@ from safepoint.format.records import (
 from safepoint.format.version import FORMAT_VERSION
 from safepoint.joining.holder import CLOSED, WAIT_S, FoundHolder, find_holder
 from safepoint.storage.base import Storage
+from safepoint.storage.naming import names_in
 
 _NONCE_BYTES = 8
 _POLL_S = 0.5
@@ -187,7 +189,7 @@ def check_not_fenced(storage: Storage, claim: Claim, *, ambient: Ambient | None 
     """
     deadline: float | None = None
     while True:
-        names = {entry.name for entry in storage.list(INCARNATIONS)}
+        names = names_in(storage, INCARNATIONS)
         newer = _newer_claims(names, claim.incarnation)
         if not newer:
             return
@@ -220,7 +222,7 @@ def loss_of_run(storage: Storage, claim: Claim) -> StorageError | None:
         found = f"run {run}"
     except ObjectMissingError:
         with contextlib.suppress(StorageError, CorruptionError):
-            if claim.incarnation in {parse_incarnation_file(entry.name) for entry in storage.list(INCARNATIONS)}:
+            if claim.incarnation in map(parse_incarnation_file, names_in(storage, INCARNATIONS)):
                 return None
     except (StorageError, CorruptionError, FormatVersionError):
         return None
@@ -246,7 +248,7 @@ def publish_record(storage: Storage, path: str, record: msgspec.Struct) -> None:
             raise
 
 
-def _newer_claims(names: set[str], incarnation: int) -> list[int]:
+def _newer_claims(names: Collection[str], incarnation: int) -> list[int]:
     """Return the taken numbers above ours that were not refused, from a listing; one may have lost its own record.
 
     Spec: F6.4.

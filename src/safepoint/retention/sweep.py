@@ -32,6 +32,7 @@ from safepoint.notes import Manifests, read_pin
 from safepoint.retention.policy import has_two_copies
 from safepoint.retention.survey import is_doubtful, objects_of, resumed_lately
 from safepoint.storage.base import Entry, Storage
+from safepoint.storage.naming import names_in
 
 Owned = frozenset[tuple[str, str]]
 
@@ -124,7 +125,7 @@ def may_sweep(storage: Storage, incarnation: int) -> bool:
     Spec: C12.1, C12.6.
     """
     for name in list_generations(storage):
-        files = {entry.name for entry in storage.list(generation_path(str(name)))}
+        files = names_in(storage, generation_path(str(name)))
         if TOMBSTONE in files or (MANIFEST not in files and name.incarnation < incarnation):
             return True
     return False

@@ -23,6 +23,7 @@ from safepoint.saving.increment import Increment
 from safepoint.saving.pour import Origin, Spent, pour
 from safepoint.state.snapshot import SnapshotItem
 from safepoint.storage.base import Storage
+from safepoint.storage.naming import names_in
 
 _log = logging.getLogger(__name__)
 
@@ -95,15 +96,15 @@ def discard(storage: Storage, place: Place) -> None:
     Spec: C3.3.
     """
     folder = generation_path(place.generation)
-    own = (data_name(place.rank, place.world_size), index_name(place.rank, place.world_size))
+    own = {data_name(place.rank, place.world_size), index_name(place.rank, place.world_size)}
     try:
-        names = {entry.name for entry in storage.list(folder)}
+        names = names_in(storage, folder).keys()
         if MANIFEST in names:
             return
-        for name in names.intersection(own):
+        for name in names & own:
             storage.delete(f"{folder}/{name}")
         # Other ranks take theirs away at the same time; the last one finds the folder empty.
-        if names.issubset(own) or not storage.list(folder):
+        if names <= own or not names_in(storage, folder):
             storage.delete_folder(folder)
     except (StorageError, CorruptionError) as exc:
         _log.warning("what a failed save had written stays for now: %s", exc)

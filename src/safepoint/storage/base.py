@@ -21,6 +21,7 @@ Obligations that hold for every verb:
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -29,9 +30,12 @@ from safepoint.errors import RequestError
 
 Durability = Literal["process", "power", "replicated"]
 
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _WELL_FORMED = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 _ALLOWED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _LONGEST_PATH = 1024
+# A save asks for some ten paths, most of them more than once.
+_MOST_CHECKED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ class Storage(Protocol):
         """
 
 
+@functools.lru_cache(maxsize=_MOST_CHECKED)
 def check_path(path: str) -> tuple[str, ...]:
     """Return the names that make up a path, or raise `RequestError` when it is outside the grammar."""
     if path == "":
@@ -201,12 +206,18 @@ def check_path(path: str) -> tuple[str, ...]:
     return names
 
 
+@functools.lru_cache(maxsize=_MOST_CHECKED)
 def split_path(path: str) -> tuple[tuple[str, ...], str]:
     """Return the folder's names and the object's own name; the root is a `RequestError`, for it is no object."""
     names = check_path(path)
     if not names:
         raise RequestError("the root of a storage is not an object", where=repr(path), expected="a path with a name")
     return names[:-1], names[-1]
+
+
+def is_name(text: str) -> bool:
+    """Return whether a name that a folder lists can be part of a path."""
+    return _NAME.fullmatch(text) is not None
 
 
 def byte_view(data: memoryview) -> memoryview:

@@ -20,15 +20,14 @@ from collections.abc import Iterator
 
 from safepoint.ambient import Ambient, SystemAmbient
 from safepoint.errors import CorruptionError, OutcomeUnknownError, RequestError
-from safepoint.storage.base import Durability, Entry, byte_view, check_path, split_path
-from safepoint.storage.failures import not_an_object, storage_error, translated, translated_for_reader
+from safepoint.storage.base import Durability, Entry, byte_view, check_path, is_name, split_path
+from safepoint.storage.failures import Translation, storage_error, translated, translated_for_reader
 from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
-from safepoint.storage.local_folder import FOLDER_FLAGS, OpenFolder
 from safepoint.storage.local_naming import name_exclusively
+from safepoint.storage.local_open import FOLDER_FLAGS, OpenFile, OpenFolder
 from safepoint.storage.local_reads import LocalReader, bring_near
 from safepoint.storage.local_room import free_bytes
 
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _TOKEN_BYTES = 8
@@ -65,6 +64,7 @@ class LocalStorage:
         # Joined, not normalised: "link/.." is not what lies above the link's name. Fixed here, because a training
         # script may change its working folder later.
         self._root = os.path.join(os.getcwd(), self._url)
+        self._prefix = os.path.join(self._url, "")
         self._ambient = ambient if ambient is not None else SystemAmbient()
 
     @property
@@ -109,8 +109,11 @@ class LocalStorage:
         """Create a folder and those above it, below the root."""
         names = check_path(path)
         with translated("make a folder", self._where(path)):
-            folder = self._folder(())
-            with folder:
+            # Most often the folders above it are there, and it is not.
+            with contextlib.suppress(FileNotFoundError, FileExistsError), self._folder(names[:-1]) as above:
+                os.mkdir(names[-1] if names else ".", dir_fd=above)
+                return
+            with (folder := self._folder(())):
                 for name in names:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(name, dir_fd=folder.descriptor)
@@ -172,7 +175,7 @@ class LocalStorage:
 
     def read(self, path: str, *, limit_bytes: int) -> bytes:
         """Return the whole file; its size is looked at before memory is taken."""
-        with self._opened(path) as (descriptor, size_bytes):
+        with self._reading(path), self._opened(path) as (descriptor, size_bytes):
             if size_bytes > limit_bytes:
                 raise CorruptionError(
                     "an object is larger than its kind may be",
@@ -182,14 +185,14 @@ class LocalStorage:
                 )
             buffer = bytearray(size_bytes)
             filled_bytes = _fill(descriptor, memoryview(buffer), 0)
-            return bytes(buffer[:filled_bytes])
+            return bytes(memoryview(buffer)[:filled_bytes])
 
     def read_into(self, path: str, offset_bytes: int, buffer: memoryview) -> None:
         """Fill the buffer from a range of the file."""
         if offset_bytes < 0:
             raise RequestError("an offset is negative", where=path, found=offset_bytes)
         view = byte_view(buffer)
-        with self._opened(path) as (descriptor, size_bytes):
+        with self._reading(path), self._opened(path) as (descriptor, size_bytes):
             if offset_bytes + len(view) > size_bytes or _fill(descriptor, view, offset_bytes) < len(view):
                 raise CorruptionError(
                     "an object ends too early",
@@ -200,19 +203,19 @@ class LocalStorage:
 
     def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
         """Bring a range of the file into the system's cache; see `safepoint.storage.reading.Foreseeing`."""
-        with self._opened(path) as (descriptor, end_bytes):
+        with self._reading(path), self._opened(path) as (descriptor, end_bytes):
             bring_near(descriptor, offset_bytes, min(size_bytes, end_bytes - offset_bytes))
             return offset_bytes + size_bytes < end_bytes
 
     @contextlib.contextmanager
     def opened(self, path: str, buffer: memoryview, *, is_past_cache: bool = False) -> Iterator[LocalReader]:
         """Open a file for reading in runs; see `safepoint.storage.reading.Streaming`."""
-        with self._opened(path) as (descriptor, size_bytes):
+        with self._reading(path), self._opened(path) as (descriptor, size_bytes):
             yield LocalReader(descriptor, size_bytes, buffer, self._where(path), is_past_cache=is_past_cache)
 
     def size(self, path: str) -> int:
         """Return the size of the opened file."""
-        with self._opened(path) as (_descriptor, size_bytes):
+        with self._reading(path), self._opened(path) as (_descriptor, size_bytes):
             return size_bytes
 
     def list(self, path: str) -> list[Entry]:
@@ -226,6 +229,18 @@ class LocalStorage:
             except FileNotFoundError:
                 return []
         return sorted(found, key=lambda entry: entry.name)
+
+    def names(self, path: str) -> dict[str, bool]:
+        """Return what `list` does, asking no file for its size; see `safepoint.storage.naming.Naming`."""
+        names = check_path(path)
+        with translated_for_reader("list", self._where(path)):
+            try:
+                with self._folder(names) as folder, os.scandir(folder) as entries:
+                    return dict(
+                        sorted((one.name, one.is_dir(follow_symlinks=False)) for one in entries if _is_ours(one))
+                    )
+            except FileNotFoundError:
+                return {}
 
     def delete(self, path: str) -> None:
         """Unlink a file."""
@@ -248,24 +263,17 @@ class LocalStorage:
             os.rmdir(name, dir_fd=folder)
 
     def _where(self, path: str) -> str:
-        return os.path.join(self._url, path)
+        return self._prefix + path
 
     def _folder(self, names: tuple[str, ...]) -> OpenFolder:
         return OpenFolder(self._root, names)
 
-    @contextlib.contextmanager
-    def _opened(self, path: str) -> Iterator[tuple[int, int]]:
+    def _reading(self, path: str) -> Translation:
+        return translated_for_reader("read", self._where(path))
+
+    def _opened(self, path: str) -> OpenFile:
         names, name = split_path(path)
-        with translated_for_reader("read", self._where(path)):
-            with self._folder(names) as folder:
-                descriptor = os.open(name, _READ_FLAGS, dir_fd=folder)
-            try:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    raise not_an_object(self._where(path), f"file mode {stat.filemode(status.st_mode)}")
-                yield descriptor, status.st_size
-            finally:
-                os.close(descriptor)
+        return OpenFile(self._folder(names), name, self._where(path))
 
     def _write_temporary(self, folder: int, data: bytes, *, is_synced: bool) -> tuple[str, tuple[int, int]]:
         """Write a temporary file; return its name and identity. A failure leaves no file."""
@@ -357,6 +365,12 @@ def _entry_of(entry: os.DirEntry[str]) -> Entry | None:
     if stat.S_ISREG(status.st_mode):
         return Entry(entry.name, is_folder=False, size_bytes=status.st_size)
     return None
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    """Return whether a name is that of a file or a folder which a path can name; the system has told when it listed."""
+    is_there = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+    return is_there and is_name(entry.name)
 
 
 def _identity_of(folder: int, name: str) -> tuple[int, int] | None:

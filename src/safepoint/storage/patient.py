@@ -17,6 +17,7 @@ from typing import TypeVar
 from safepoint.ambient import Ambient
 from safepoint.errors import StorageError
 from safepoint.storage.base import Appender, Durability, Entry, ObjectWriter, Storage
+from safepoint.storage.naming import names_in
 from safepoint.storage.reading import Foreseeing, ObjectReader, opened
 
 WAITS_S = (0.1, 0.4, 1.6)
@@ -110,6 +111,10 @@ class PatientStorage:
     def list(self, path: str) -> list[Entry]:
         """List, again if need be."""
         return self._patiently(lambda: self._inner.list(path))
+
+    def names(self, path: str) -> dict[str, bool]:
+        """List without sizes, again if need be."""
+        return self._patiently(lambda: names_in(self._inner, path))
 
     def delete(self, path: str) -> None:
         """Delete, again if need be: an object that is gone is fine."""
