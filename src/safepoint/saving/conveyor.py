@@ -41,6 +41,9 @@ class Conveyor:
         self._end_bytes = 0
         self._waiting: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._under_way: deque[_Piece] = deque()
+        self._threads: list[threading.Thread] = []
+        if not depth:
+            return
         try:
             self._threads = self._started(min(depth, _MOST_THREADS if isinstance(writer, Placing) else 1))
         except BaseException:
@@ -57,6 +60,9 @@ class Conveyor:
             StorageError: This piece or one before it could not be written.
         """
         self._raise_failure()
+        if not self._depth:
+            self._writer.write(piece)
+            return
         placed = _Piece(piece, self._end_bytes)
         self._end_bytes += len(piece)
         if not self._threads:
@@ -109,7 +115,7 @@ class Conveyor:
                 piece.is_left.set()
 
     def _write(self, piece: _Piece) -> None:
-        if self._depth and isinstance(self._writer, Placing):
+        if isinstance(self._writer, Placing):
             self._writer.write_at(piece.memory, piece.offset_bytes)
         else:
             self._writer.write(piece.memory)

@@ -66,8 +66,11 @@ class Live:
         if begins.min() < 0 or (begins + sizes).max() > len(view):
             raise InternalError("boxes reach beyond the memory that they shall be copied to", found=len(view))
         addresses = numpy.array(self._addresses(numbers), numpy.int64)
-        is_there = (addresses != 0) & (sizes > 0)
-        move_all(address_of(view) + begins[is_there], addresses[is_there], sizes[is_there])
+        targets, is_there = address_of(view) + begins, (addresses != 0) & (sizes > 0)
+        if is_there.all():
+            move_all(targets, addresses, sizes)
+            return
+        move_all(targets[is_there], addresses[is_there], sizes[is_there])
         for place in numpy.flatnonzero(~is_there & (sizes > 0)).tolist():
             start = int(begins[place])
             self.sources[int(numbers[place])].copy_into(view[start : start + int(sizes[place])])

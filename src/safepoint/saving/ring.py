@@ -134,8 +134,8 @@ class LiveOrigin:
     def _fitting(self, room: int) -> int:
         """Return the end of the boxes that come next, have a place in so many bytes and are small."""
         spans, first = self._form.spans, self._number
-        stop = int(numpy.searchsorted(self._ends, spans.begins[first] + room, side="right"))
-        following = self._larges[numpy.searchsorted(self._larges, first) :]
+        stop = int(self._ends.searchsorted(spans.begins[first] + room, side="right"))
+        following = self._larges[self._larges.searchsorted(first) :]
         return min(stop, int(following[0])) if len(following) else stop
 
     def _bring(self, stop: int, view: memoryview) -> int:

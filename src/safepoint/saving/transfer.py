@@ -31,7 +31,8 @@ move = ctypes.memmove
 
 def address_of(view: memoryview) -> int:
     """Return where writable memory begins."""
-    return ctypes.addressof((ctypes.c_char * len(view)).from_buffer(view)) if len(view) else 0
+    # Of the first byte alone: a type of arrays of each size would have to be made, which takes longer than the rest.
+    return ctypes.addressof(ctypes.c_char.from_buffer(view)) if len(view) else 0
 
 
 def transfer(target: memoryview, source: memoryview) -> None:
@@ -50,16 +51,17 @@ def move_all(targets: Integers, sources: Integers, sizes: Integers) -> None:
         sources: The address of each where it is.
         sizes: The size of each in bytes; none is 0.
     """
-    counts = numpy.bincount(sizes[sizes <= _TINY_BYTES])
-    are_many = counts > _FEW
-    is_alone = numpy.ones(len(sizes), numpy.bool_)
-    for size in numpy.flatnonzero(are_many).tolist():
-        chosen = sizes == size
-        is_alone &= ~chosen
-        there, here = targets[chosen], sources[chosen]
-        _pieces(there, size)[there - there.min()] = _pieces(here, size)[here - here.min()]
-    alone = (column[is_alone].tolist() for column in (targets, sources, sizes))
-    deque(map(_move_held, *alone), maxlen=0)
+    columns = (targets, sources, sizes)
+    tiny = sizes[sizes <= _TINY_BYTES]
+    if len(tiny) > _FEW:
+        is_alone = numpy.ones(len(sizes), numpy.bool_)
+        for size in numpy.flatnonzero(numpy.bincount(tiny) > _FEW).tolist():
+            chosen = sizes == size
+            is_alone &= ~chosen
+            there, here = targets[chosen], sources[chosen]
+            _pieces(there, size)[there - there.min()] = _pieces(here, size)[here - here.min()]
+        columns = (targets[is_alone], sources[is_alone], sizes[is_alone])
+    deque(map(_move_held, *(column.tolist() for column in columns)), maxlen=0)
 
 
 def read_all(sources: Integers, size_bytes: int) -> bytes:
