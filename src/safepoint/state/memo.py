@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import attrgetter, is_, itemgetter
 
 import msgspec
 import torch
@@ -23,6 +25,10 @@ from safepoint.state.memory import versions_of, writes_of
 from safepoint.state.shards import boxes_of, captured, division_of, view_of
 from safepoint.state.sight import Sight
 from safepoint.state.tensors import TensorSource, is_distributed
+
+_NAME, _TENSOR = itemgetter(0), itemgetter(1)
+_PLACE, _PART = itemgetter(1), itemgetter(2)
+_SPEC, _WHERE, _IS_LEADERS = attrgetter("spec"), attrgetter("source.name"), attrgetter("is_leaders")
 
 
 class _Stretch(msgspec.Struct, frozen=True):
@@ -150,7 +156,9 @@ def _part_of(memory: torch.Tensor, part: _Stretch | LocalBox) -> torch.Tensor:
 
 def _names(made: Draft, sight: Sight) -> list[tuple[str, int, _Stretch | None]]:
     """Return the name of each stored tensor, the place of its origin among those of a look, and its part of it."""
-    places = {id(tensor): place for place, tensor in enumerate(sight.tensors)}
+    places = dict(zip(map(id, sight.tensors), range(len(sight.tensors)), strict=True))
+    if all(map(is_, made.origins, map(_TENSOR, made.tensors))):
+        return list(zip(map(_NAME, made.tensors), map(places.__getitem__, map(id, made.origins)), repeat(None)))
     return [
         (name, places[id(origin)], None if tensor is origin else _Stretch(int(tensor.storage_offset()), tensor.numel()))
         for origin, (name, tensor) in zip(made.origins, made.tensors, strict=True)
@@ -160,6 +168,9 @@ def _names(made: Draft, sight: Sight) -> list[tuple[str, int, _Stretch | None]]:
 def _kept_tensors(
     names: Sequence[tuple[str, int, _Stretch | None]], item: CapturedItem, sight: Sight, path: str
 ) -> _KeptTensors:
+    if sight.memories is sight.tensors and set(map(_PART, names)) == {None}:
+        specs, wheres = list(map(_SPEC, item.tensors)), list(map(_WHERE, item.tensors))
+        return _KeptTensors(specs, wheres, list(map(_IS_LEADERS, item.tensors)), list(map(_PLACE, names)), {})
     kept = _KeptTensors([], [], [], [], {})
     found = iter(item.tensors)
     for name, place, part in names:

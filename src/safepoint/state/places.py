@@ -6,6 +6,7 @@ A tensor's name is its path, each part escaped to letters, digits, ``_ . -`` and
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 # What stands for itself whole, as nearly every key does.
@@ -33,6 +34,17 @@ def segment(key: object, position: int = 0) -> str:
 def below(name: str, key: object, position: int = 0) -> str:
     """Return the name of the place of a key within a container; `position` is that of the key among its like."""
     return f"{name}/{segment(key, position)}" if name else segment(key, position)
+
+
+def plain_names_below(name: str, keys: Sequence[str]) -> list[str] | None:
+    """Return what tensors at the places of these keys are called; None where a key or a name does not stand as it is.
+
+    Asking for each takes longer than all else that is done with a small tensor's name.
+    """
+    if not all(map(_PLAIN.match, keys)):
+        return None
+    names = list(map(f"{name}/".__add__, keys)) if name else list(keys)
+    return names if max(map(len, names), default=0) <= _LONGEST_NAME else None
 
 
 def tensor_name(name: str, before: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,10 @@ from safepoint.format.plain import (
 )
 from safepoint.state.item import TensorSpec
 from safepoint.state.numbers import scalar_tensor
-from safepoint.state.places import below, tensor_name
+from safepoint.state.places import below, plain_names_below, tensor_name
 from safepoint.state.sparse import SparseParts, check_parts, put_together
 from safepoint.state.stored import malformed, reading
-from safepoint.state.tensors import dtype_of, is_distributed
+from safepoint.state.tensors import PLAIN_TYPES, dtype_of, is_distributed
 
 # A dict with this key stands for a sparse tensor; `tree.flatten` refuses a user's dict that has it.
 SPARSE_KEY = "safepoint.sparse"
@@ -40,6 +41,11 @@ _BARE = frozenset({type(None), bool, int, float, str})
 _LEAVES = frozenset({TensorLeaf, ViewLeaf, ScalarLeaf})
 _CONTAINERS = ("tensor", "parameter", "buffer", "buffer_non_persistent", "ndarray")
 _PENDING = object()
+# So many elements of a container are looked at as one: a call for each takes longer than all else that is done with it.
+MANY = 8
+
+_NAME, _CONTAINER, _DEVICE, _REQUIRES_GRAD = map(attrgetter, ("name", "container", "device", "requires_grad"))
+_IS_CPU = attrgetter("is_cpu")
 
 
 def to_kind(tensor: torch.Tensor, kind: str) -> torch.Tensor:
@@ -124,9 +130,29 @@ class _Check:
             _check_holder(plain["container"], plain["requires_grad"], self._specs[parts["values"].name].dtype)
             plain = parts
         self._check_keys(plain)
+        if len(plain) >= MANY and name is not None and self._are_plain_tensors(plain, name):
+            return
         for position, (key, element) in enumerate(plain.items()):
             if type(element) not in _BARE:
                 self.visit(element, None if name is None else below(name, key, position))
+
+    def _are_plain_tensors(self, plain: Mapping[Any, Any], name: str) -> bool:
+        """Return whether all that a dict holds are leaves that `_visit_leaf` passes, and take them as visited."""
+        leaves = list(plain.values())
+        if set(map(type, leaves)) != {TensorLeaf} or set(map(type, plain)) != {str}:
+            return False
+        names = list(map(_NAME, leaves))
+        is_each_new = len(set(names)) == len(names) and self.named.isdisjoint(names)
+        are_known = is_each_new and all(map(self._specs.__contains__, names))
+        if not are_known or any(map(_REQUIRES_GRAD, leaves)) or set(map(_CONTAINER, leaves)) != {"tensor"}:
+            return False
+        if names != plain_names_below(name, list(plain)):
+            return False
+        for dtype in {self._specs[one].dtype for one in names}:
+            dtype_of(dtype)
+        self.named.update(names)
+        self._whole.update(names)
+        return True
 
     def _check_keys(self, plain: Collection[Any]) -> None:
         """Check what tells the elements of a set or a dict apart once they are built: 1 and numpy's 1.0 are equal."""
@@ -185,6 +211,9 @@ class Rebuilder:
         if kind in (dict, OrderedDict):
             if SPARSE_KEY in plain:
                 return self._sparse(plain)
+            held = self._as_they_are(list(plain.values())) if len(plain) >= MANY else None
+            if held is not None:
+                return kind(zip(map(self.key, plain), held, strict=True))
             return kind((self.key(key), self.build(element)) for key, element in plain.items())
         if kind in (list, tuple):
             return kind(self.build(element) for element in plain)
@@ -211,6 +240,17 @@ class Rebuilder:
         if isinstance(plain, TensorLeaf | ViewLeaf | ScalarLeaf | Shared | Same):
             raise _damaged("a key or an element of a set", type(plain).__name__)
         return plain
+
+    def _as_they_are(self, plain: Sequence[Any]) -> list[torch.Tensor] | None:
+        """Return the tensors that values stand for, if all stand for whole ones that need no change; else None."""
+        if self._place is not to_kind or set(map(type, plain)) != {TensorLeaf}:
+            return None
+        tensors: list[Any] = list(map(self._tensors.get, map(_NAME, plain)))
+        if not PLAIN_TYPES.issuperset(map(type, tensors)) or not all(map(_IS_CPU, tensors)):
+            return None
+        if set(map(_DEVICE, plain)) != {"cpu"} or set(map(_CONTAINER, plain)) != {"tensor"}:
+            return None
+        return tensors if list(map(_REQUIRES_GRAD, tensors)) == list(map(_REQUIRES_GRAD, plain)) else None
 
     def _tensor(self, name: str, kind: str) -> torch.Tensor:
         if (name, kind) not in self._placed:

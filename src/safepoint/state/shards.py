@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -25,16 +27,20 @@ from safepoint.state.item import BoxTarget, CapturedTensor, Place, TensorSpec
 from safepoint.state.memory import versions_of
 from safepoint.state.targets import InPlaceTarget, NewTensorTarget
 from safepoint.state.tensors import (
+    PLAIN_TYPES,
     TensorSource,
     check_storable,
     dtype_name,
     dtype_of,
     is_distributed,
     spec_of,
+    specs_of,
 )
 
 # Digits of a digest that people see.
 _SHORT = 12
+
+_NAME: Callable[[TensorSpec], str] = attrgetter("name")
 
 
 class ShardTarget:
@@ -179,7 +185,7 @@ def view_of(local: torch.Tensor, box: LocalBox) -> torch.Tensor:
 
 
 def captured(
-    tensors: Iterable[tuple[str, torch.Tensor]], path: str, *, leaders: Container[str] = ()
+    tensors: Iterable[tuple[str, torch.Tensor]], path: str, *, leaders: Collection[str] = ()
 ) -> tuple[CapturedTensor, ...]:
     """Return what a capture says of named live tensors: one box for a plain one, this rank's boxes for another.
 
@@ -190,7 +196,14 @@ def captured(
     """
     found: list[CapturedTensor] = []
     named = list(tensors)
-    versions = versions_of([tensor for _, tensor in named])
+    held = [tensor for _, tensor in named]
+    versions = versions_of(held)
+    if PLAIN_TYPES.issuperset(map(type, held)):
+        specs = specs_of(named)
+        names = list(map(_NAME, specs))
+        sources = map(TensorSource, held, map(f"{path}: ".__add__, names), versions)
+        are_leaders = map(leaders.__contains__, names) if leaders else repeat(False)
+        return tuple(map(CapturedTensor, specs, sources, are_leaders))
     for (name, tensor), version in zip(named, versions, strict=True):
         where = f"{path}: {name}"
         if not is_distributed(tensor):

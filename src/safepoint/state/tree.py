@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -37,12 +39,14 @@ from safepoint.state import shards, sparse
 from safepoint.state.aliases import Occupant, Span, are_apart, find_spans
 from safepoint.state.draft import ATOMS, Draft, NamedTensors, Values, container_of, device_kind
 from safepoint.state.numbers import scalar_bytes
-from safepoint.state.places import below, join, segment, tensor_name
-from safepoint.state.rebuild import SPARSE_KEY, Rebuilder, to_kind
+from safepoint.state.places import below, join, plain_names_below, segment, tensor_name
+from safepoint.state.rebuild import MANY, SPARSE_KEY, Rebuilder, to_kind
 from safepoint.state.sight import Sight
 from safepoint.state.tensors import PLAIN_TYPES, are_plainly_storable, check_storable, dtype_name, is_distributed
 
 _CONTAINERS = (list, dict, OrderedDict, set)
+_OWN_STATE, _LAYOUT = attrgetter("__dict__"), attrgetter("layout")
+_IS_CPU, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("requires_grad")
 
 
 def flatten(
@@ -260,7 +264,8 @@ class _Builder:
         if kind in PLAIN_TYPES:
             return self._tensor(value, name)
         if kind in (dict, OrderedDict):
-            return kind(self._pairs(value, name))
+            leaves = self._plain_leaves(value, name) if len(value) >= MANY else None
+            return kind(self._pairs(value, name) if leaves is None else zip(value, leaves, strict=True))
         if kind in (list, tuple):
             return kind(self.build(element, below(name, index)) for index, element in enumerate(value))
         if kind in (set, frozenset):
@@ -282,6 +287,23 @@ class _Builder:
             if part is None:
                 part = self._segments[key] = segment(key)
             yield key, self.build(element, begin + part)
+
+    def _plain_leaves(self, held: Mapping[Any, Any], name: str) -> list[TensorLeaf] | None:
+        """Return the leaves of a dict that holds nothing but plain tensors of its own, whole ones; else None."""
+        tensors = list(held.values())
+        if self._spans or set(map(type, tensors)) != {torch.Tensor} or set(map(type, held)) != {str}:
+            return None
+        is_each_alone = not any(map(self._visits.__contains__, map(id, tensors)))
+        if not is_each_alone or any(map(_OWN_STATE, tensors)) or not all(map(torch.Tensor.dim, tensors)):
+            return None
+        if set(map(_LAYOUT, tensors)) != {torch.strided} or not all(map(_IS_CPU, tensors)):
+            return None
+        names = plain_names_below(name, list(held))
+        if names is None:
+            return None
+        self.tensors += zip(names, tensors, strict=True)
+        self.origins += tensors
+        return list(map(TensorLeaf, names, repeat("tensor"), repeat("cpu"), map(_REQUIRES_GRAD, tensors)))
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> object:
         if tensor.layout is not torch.strided and sparse.is_sparse(tensor):
