@@ -2,7 +2,8 @@
 
 1. The leader ends each gathering by one word to all: every message is there, or the error that names the absent ranks.
    So each rank knows whether its message arrived, and all raise the same error. `Board.post` tells nothing about it.
-2. Nothing waits within the board: this module looks again and again, ever less often, until its deadline.
+2. Nothing waits within the board: this module looks again and again, ever less often, until its deadline, and at once
+   when the bell rings. What is there, and when a wait is over, is told by looks and by the clock.
 3. A rank waits `grace_s` longer than the deadline, for the leader's deadline began when the leader called.
 4. The leader takes the messages of others off as it reads them; its own words stay until `settle`.
 5. A word of the leader names its key: the verdict on one generation is never taken for that on another. What ranks send
@@ -20,13 +21,15 @@ from typing import TypeVar
 from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, LeaderLostError
 from safepoint.group.agreement import decode_error, encode_error
+from safepoint.group.bell import Bell, NoBell
 from safepoint.group.board import Board
 from safepoint.group.signs import Pulse, Watch
 
 GRACE_S = 5.0
 
-# Each pause is this part of the wait so far.
+# Each pause is this part of the wait so far, or of the time since the bell rang: what is rung for may come later.
 _PAUSE_SHARE = 0.1
+_PAUSE_SHARE_WITH_BELL = 2.0
 _SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.25
 # The board answers some 20,000 looks in a second; more ranks look less often.
@@ -47,10 +50,21 @@ class BoardGroup:
         world_size: The number of ranks.
         ambient: The clock.
         grace_s: How much longer than the leader a rank waits for the leader's word.
+        bell: Tells when to look. The group closes it. Default: there is none.
     """
 
-    def __init__(self, board: Board, *, rank: int, world_size: int, ambient: Ambient, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        board: Board,
+        *,
+        rank: int,
+        world_size: int,
+        ambient: Ambient,
+        grace_s: float = GRACE_S,
+        bell: Bell | None = None,
+    ) -> None:
         self._board = board
+        self._bell = bell if bell is not None else NoBell(ambient)
         self._rank = rank
         self._world_size = world_size
         self._ambient = ambient
@@ -89,7 +103,7 @@ class BoardGroup:
         if self._rank == 0:
             return self._collect(topic, message, closing, deadline_s)
         ends = self._ambient.monotonic() + deadline_s + self._grace_s
-        self._board.post(f"{topic}/{self._rank}", message, limit_s=deadline_s)
+        self._post(f"{topic}/{self._rank}", message, limit_s=deadline_s)
         word = self._hear(closing, wait_s=max(0.0, ends - self._ambient.monotonic()), topic=topic)
         if word:
             raise decode_error(word, where=topic)
@@ -134,11 +148,12 @@ class BoardGroup:
             if self._rank == 0:
                 self._receive({f"farewell/{rank}": rank for rank in range(1, self._world_size)}, deadline_s)
             else:
-                self._board.post(f"farewell/{self._rank}", b"", limit_s=deadline_s)
+                self._post(f"farewell/{self._rank}", b"", limit_s=deadline_s)
         except LeaderLostError:
             # Nobody is left to take leave of.
             pass
         self._board.close()
+        self._bell.close()
 
     def _collect(self, topic: str, message: bytes, closing: str, deadline_s: float) -> list[bytes]:
         missing = {f"{topic}/{rank}": rank for rank in range(1, self._world_size)}
@@ -160,19 +175,30 @@ class BoardGroup:
         """Return the messages that came within the deadline, by rank, or until a rank is silent."""
         messages: dict[int, bytes] = {}
 
-        def look(limit_s: float) -> bool | None:
-            for key, message in self._board.take(list(missing), limit_s=limit_s).items():
+        def take(keys: list[str], limit_s: float) -> bool:
+            for key, message in self._board.take(keys, limit_s=limit_s).items():
                 messages[missing.pop(key)] = message
+            return missing.keys().isdisjoint(keys)
+
+        def look(limit_s: float) -> bool | None:
+            # Every rank rings: the leader of many does not look for all of them each time.
+            one_by_one = self._bell.is_heard and watch is None
+            while missing and take(list(missing)[: 1 if one_by_one else None], limit_s):
+                pass
             return True if not missing or (watch is not None and watch.finds_silence(missing.values())) else None
 
-        if missing:
-            self._poll(look, deadline_s, watch)
+        if missing and not self._poll(look, deadline_s, watch):
+            take(list(missing), _LAST_LOOK_S)
         return messages
 
     def _say(self, key: str, message: bytes, *, limit_s: float) -> None:
         with self._lock:
             self._posted.add(key)
-        self._board.post(key, _sealed(key, message), limit_s=limit_s)
+        self._post(key, _sealed(key, message), limit_s=limit_s)
+
+    def _post(self, key: str, message: bytes, *, limit_s: float) -> None:
+        self._board.post(key, message, limit_s=limit_s)
+        self._bell.ring()
 
     def _hear(self, key: str, *, wait_s: float, topic: str) -> bytes:
         watch = self._watch()
@@ -216,20 +242,23 @@ class BoardGroup:
 
     def _poll(self, look: Callable[[float], _Found | None], wait_s: float, watch: Watch | None = None) -> _Found | None:
         """Look until something is there or the time is over; the last look is after the end, never before it."""
-        began = self._ambient.monotonic()
+        began = rung = self._ambient.monotonic()
         longest_s = _LONGEST_PAUSE_S + self._world_size * _PAUSE_PER_RANK_S
         while True:
-            waited_s = self._ambient.monotonic() - began
-            left_s = wait_s - waited_s
+            count, now = self._bell.count, self._ambient.monotonic()
+            left_s = wait_s - (now - began)
             # The board of a leader that is stopped does not answer.
             longest_look_s = left_s if watch is None else min(left_s, watch.silence_s)
             found = look(max(longest_look_s, _LAST_LOOK_S))
             if found is not None or left_s <= 0:
                 return found
             # Looks for many ranks take long themselves; half of the time is left to the board for their messages.
-            looked_s = self._ambient.monotonic() - began - waited_s
-            pause_s = min(max(waited_s * _PAUSE_SHARE, looked_s, _SHORTEST_PAUSE_S), longest_s)
-            self._ambient.sleep(min(pause_s, left_s))
+            looked_s = self._ambient.monotonic() - now
+            share = _PAUSE_SHARE_WITH_BELL if self._bell.is_heard else _PAUSE_SHARE
+            pause_s = min(max((now - rung) * share, looked_s, _SHORTEST_PAUSE_S), longest_s)
+            self._bell.wait(count, min(pause_s, left_s))
+            if self._bell.count > count:
+                rung = self._ambient.monotonic()
 
 
 def _sealed(key: str, message: bytes) -> bytes:

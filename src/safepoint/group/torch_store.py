@@ -26,6 +26,7 @@ from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, LeaderLostError, RequestError
 from safepoint.group.base import Group
 from safepoint.group.board_group import GRACE_S, BoardGroup
+from safepoint.group.socket_bell import BellPlace, reach_bell, serve_bell
 from safepoint.group.solo import SoloGroup
 
 PART_BYTES = (1 << 20) - 8
@@ -76,10 +77,12 @@ def open_group(
         raise RequestError("this process is not a member of the process group", where=f"rank {dist.get_rank()}")
     if world_size == 1:
         return SoloGroup()
-    board, failure = None, ""
-    if rank == 0:
-        board, failure = _served(ambient, host)
-    place = _tell(board.place if board is not None else Place((), 0, "", failure), process_group)
+    board, failure = _served(ambient, host) if rank == 0 else (None, "")
+    bell, bell_place = serve_bell(world_size, ambient=ambient) if board is not None else (None, None)
+    place = (
+        Place((), 0, "", failure=failure) if board is None else msgspec.structs.replace(board.place, bell=bell_place)
+    )
+    place = _tell(place, process_group)
     if place.failure:
         raise AbortedError("the leader could not open a store for the ranks", where="rank 0", found=place.failure)
     group = BoardGroup(
@@ -88,6 +91,7 @@ def open_group(
         world_size=world_size,
         ambient=ambient,
         grace_s=grace_s,
+        bell=bell if bell is not None else reach_bell(place.hosts, place.bell, ambient=ambient),
     )
     group.gather("opened", b"", deadline_s=deadline_s)
     return group
@@ -140,13 +144,14 @@ class _Store(Protocol):
 class Place(msgspec.Struct, frozen=True):
     """Say where a board is: the hosts to try, in order, the port, and the beginning of all its keys.
 
-    `failure` is not empty where there is none.
+    `failure` is not empty where there is none. `bell` is that of the group, if it has one.
     """
 
     hosts: tuple[str, ...]
     port: int
     namespace: str
     failure: str = ""
+    bell: BellPlace | None = None
 
 
 class TorchStoreBoard:
