@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy
@@ -19,8 +20,6 @@ from safepoint.state.item import Divisible, Source
 
 _PIECE_BYTES = 8 << 20
 _PIECE_COUNT = 4
-# Up to here boxes are copied many at once, with the interpreter held.
-_SMALL_BYTES = 64 << 10
 SMALLEST_BYTES = _PIECE_COUNT * _PIECE_BYTES
 
 
@@ -59,8 +58,8 @@ class LiveOrigin:
         self._is_read = threading.Event()
         self._is_given_up = False
         self._form, self._live = form, Live(form, sources)
-        self._ends = form.spans.begins + form.spans.sizes
-        self._larges = numpy.flatnonzero(form.spans.sizes > _SMALL_BYTES)
+        self._begins: list[int] = form.spans.begins.tolist()
+        self._ends: list[int] = (form.spans.begins + form.spans.sizes).tolist()
         # The box that is read, and of its bytes those that come next and after them.
         self._number = -1
         self._part = memoryview(form.header)
@@ -81,7 +80,7 @@ class LiveOrigin:
         return self._ring.piece(begin // self.piece_bytes, end - begin)
 
     def fill(self, view: memoryview) -> None:
-        """Copy the next bytes.
+        """Copy the next bytes; boxes that lie wholly in the view are copied many at once, with the interpreter held.
 
         Raises:
             TornSnapshotError: A tensor that was read to its end here was written to since the boundary.
@@ -132,19 +131,16 @@ class LiveOrigin:
         return at
 
     def _fitting(self, room: int) -> int:
-        """Return the end of the boxes that come next, have a place in so many bytes and are small."""
-        spans, first = self._form.spans, self._number
-        stop = int(self._ends.searchsorted(spans.begins[first] + room, side="right"))
-        following = self._larges[self._larges.searchsorted(first) :]
-        return min(stop, int(following[0])) if len(following) else stop
+        """Return the end of the boxes that come next and have a place in so many bytes."""
+        return bisect_right(self._ends, self._begins[self._number] + room, self._number)
 
     def _bring(self, stop: int, view: memoryview) -> int:
         """Copy whole boxes; return how much that was."""
-        begin, numbers = int(self._form.spans.begins[self._number]), numpy.arange(self._number, stop)
+        begin, numbers = self._begins[self._number], numpy.arange(self._number, stop)
         self._live.bring(numbers, view, begin)
-        self._live.check(numbers.tolist())
+        self._live.check(range(self._number, stop))
         self._number = stop
-        return int(self._ends[stop - 1]) - begin
+        return self._ends[stop - 1] - begin
 
     def _wait(self) -> None:
         interrupt: BaseException | None = None
