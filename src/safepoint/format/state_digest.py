@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +21,7 @@ from safepoint.format.encoding import PLACE, TextWithPlaces, encode_each
 from safepoint.format.extent import BoxLike, Shape
 from safepoint.format.index import IndexedItem, Tensor
 
+_BOX = attrgetter("dtype", "global_shape", "offset", "shape")
 _MODULUS = 1 << (4 * HEX_LENGTH)
 
 
@@ -70,6 +72,41 @@ class ItemText:
         return digest_bytes(b"\n".join(parts))
 
 
+class ShareText:
+    """Hold the texts that a rank's share of an item's digest is taken over, as far as they tell of its boxes.
+
+    They are the same from save to save while the same boxes are stored.
+
+    Args:
+        boxes: The item's boxes that this rank stores.
+        counts: How many chunks each of them has.
+    """
+
+    __slots__ = ("_counts", "_texts")
+
+    def __init__(self, boxes: Sequence[BoxLike], counts: Sequence[int]) -> None:
+        described = functools.cache(_described_box)
+        names = encode_each([box.name for box in boxes])
+        self._texts = [f",{name},{described(*_BOX(box))}," for name, box in zip(names, boxes, strict=True)]
+        self._counts = counts
+
+    def share(
+        self, tree: tuple[Any] | None, digests: Iterable[str], *, tree_of: int | None, boxes_of: int | None
+    ) -> str:
+        """Return what `rank_share` returns of these boxes, given the digests of all chunks in their order.
+
+        Spec: F7.5.
+        """
+        left, opened = iter(digests), "[null" if boxes_of is None else f"[{boxes_of}"
+        lists = ['","'.join(islice(left, count)) for count in self._counts]
+        lines = [
+            f'{opened}{text}["{listed}"]]' if listed else f"{opened}{text}[]]"
+            for text, listed in zip(self._texts, lists, strict=True)
+        ]
+        encoded = [] if tree is None else [msgspec.json.encode([tree_of, tree[0]])]
+        return add_digests(map(digest_bytes, chain(encoded, map(str.encode, lines))))
+
+
 def joint_digest(type_name: str, shares: Iterable[str]) -> str:
     """Return the digest of an item that several ranks stored, from its type and the shares of all ranks, in any order.
 
@@ -101,6 +138,11 @@ def add_digests(digests: Iterable[str]) -> str:
     """Return the sum of digests as numbers, modulo 2^128: the same in whatever order they come; zeros for none."""
     total = sum(int(digest, 16) for digest in digests) % _MODULUS
     return f"{total:0{HEX_LENGTH}x}"
+
+
+def _described_box(dtype: str, global_shape: Shape, offset: Shape, shape: Shape) -> str:
+    """Return the text of a box of a rank between its name and its chunks."""
+    return msgspec.json.encode([dtype, global_shape, offset, shape])[1:-1].decode("utf-8")
 
 
 def _described(dtype: str, shape: Shape, count: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from safepoint.format.names import data_name
 from safepoint.format.state_digest import item_digest, rank_share
 from safepoint.saving.form import FileForm
 from safepoint.saving.increment import Increment
+from safepoint.saving.wording import Wording
 from safepoint.state.snapshot import SnapshotItem
 
 
@@ -68,7 +70,7 @@ def describe(
         return Description(seal(index), index.objects, shares_of(index, place), lambda: index)
     # All but the digests is known from the save before.
     head, chunk_digests = _head(form, digests, items, place), digests[1:]
-    shares = {name: form.wording.digest_of(name, item, chunk_digests) for name, item in head.items.items()}
+    shares = _shares_in_words(form.wording, head, chunk_digests, place)
     return Description(form.wording.seal(head, chunk_digests), head.objects, shares, record)
 
 
@@ -110,11 +112,27 @@ def shares_of(index: Index, place: Place) -> dict[str, str]:
         return {name: item_digest(index.items[name], tensors) for name, tensors in by_item.items()}
     shares = {}
     for name, tensors in by_item.items():
-        tree = (index.items[name].plain,) if name in index.items else None
-        tree_of = place.rank if name in place.has_own_tree else None
-        boxes_of = place.rank if name in place.per_rank else None
+        tree, tree_of, boxes_of = _terms(index, name, place)
         shares[name] = rank_share(tree, tensors, tree_of=tree_of, boxes_of=boxes_of)
     return shares
+
+
+def _shares_in_words(wording: Wording, head: Index, digests: Sequence[str], place: Place) -> dict[str, str]:
+    """Return `shares_of` the index with this head whose boxes have this wording."""
+    if place.world_size == 1:
+        return {name: wording.digest_of(name, item, digests) for name, item in head.items.items()}
+    shares = {}
+    for name in dict.fromkeys([*head.items, *wording.shared]):
+        tree, tree_of, boxes_of = _terms(head, name, place)
+        shares[name] = wording.share_of(name, tree, digests, tree_of=tree_of, boxes_of=boxes_of)
+    return shares
+
+
+def _terms(index: Index, name: str, place: Place) -> tuple[tuple[Any] | None, int | None, int | None]:
+    """Return of an item its tree, if this rank stores it, and this rank where the tree, and the boxes, are its own."""
+    tree = (index.items[name].plain,) if name in index.items else None
+    tree_of = place.rank if name in place.has_own_tree else None
+    return tree, tree_of, place.rank if name in place.per_rank else None
 
 
 def _head(form: FileForm, digests: Sequence[str], items: Sequence[SnapshotItem], place: Place) -> Index:

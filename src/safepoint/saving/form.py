@@ -51,8 +51,8 @@ class FileForm:
     """Hold the header of a data file, and its entries in their order; there are no holes.
 
     `spans` tell where the entries lie. `extents` are the sizes of all that has a digest of its own, in the order of the
-    file: the header, then each chunk. `layout` is the digest of the boxes that is voted with. `wording` is what one
-    rank says of the boxes that it alone has written; absent where that is not so.
+    file: the header, then each chunk. `layout` is the digest of the boxes that is voted with. `wording` is what
+    the rank says of these boxes; absent where other files hold some of their chunks.
     """
 
     header: bytes
@@ -103,7 +103,7 @@ def form_of(boxes: Sequence[LayoutBox], *, is_alone: bool) -> FileForm:
     layout = _digest_in_order(in_file) if is_alone else cut_digest(boxes)
     chunks_of = [entry.chunks for entry in entries]
     sizes = (chunk.size_bytes for chunks in chunks_of for chunk in chunks)
-    wording = Wording(in_file, chunks_of) if is_alone else None
+    wording = Wording(in_file, chunks_of, is_alone=is_alone)
     return FileForm(header, tuple(entries), Spans.of(entries), (len(header), *sizes), end, layout, wording)
 
 

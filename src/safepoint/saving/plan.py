@@ -156,10 +156,16 @@ class Planner:
         self._alone_with: Layout | None = None
         self._last = ("", "")
         self._topics: list[str] = []
+        self._past: list[str] = []
 
     def use_up(self, topic: str) -> None:
         """Note a topic that nobody reads any more once all ranks have made the next offer."""
         self._topics.append(topic)
+
+    def settle(self) -> None:
+        """Forget what was said before the last offers of all; each topic takes some calls."""
+        while self._past:
+            self._group.settle(self._past.pop())
 
     def note(self, generation: str, outcome: str) -> None:
         """Note how a save ended."""
@@ -272,7 +278,8 @@ class Planner:
         )
         if not isinstance(taken, _Taken):
             raise InternalError("a capture that failed was planned with", where=topic)
-        self._settle(topic)
+        self._past += [earlier for earlier in self._topics if earlier != topic]
+        self._topics, self._unheard = [topic], []
         if told.plan is None:
             is_wanted = self._group.rank in told.wanted
             sent = encode_columns(taken.columns) if is_wanted else b""
@@ -326,14 +333,6 @@ class Planner:
         for rank, one in enumerate(offers[1:], start=1):
             if one.division != plan.division:
                 self._group.spread(f"{topic}/part/{rank}", self._division.parts[rank], deadline_s=self._deadline_s)
-
-    def _settle(self, topic: str) -> None:
-        """Forget what was said before: every rank has made this offer, so nobody reads it any more."""
-        if self._group.rank == 0:
-            for earlier in self._topics:
-                if earlier != topic:
-                    self._group.settle(earlier)
-        self._topics, self._unheard = [topic], []
 
 
 def _taken(snapshot: Callable[[], Snapshot], layouts: Layouts) -> _Taken | SafepointError:

@@ -149,6 +149,8 @@ def _finish(context: SaveContext, save: StagedSave, clock: PhaseClock) -> SaveRe
         lambda: explained(context, lambda: _open(context, generation)),
         deadline_s=2 * context.deadline_s,
     )
+    # Not before: the other ranks wait to write.
+    context.planner.settle()
 
     clock.enter("write")
     stored, failure = _write(context, save)
