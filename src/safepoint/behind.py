@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from safepoint.ambient import Ambient
-from safepoint.saving.copying import Copying
+from safepoint.saving.crossing import Copier
 from safepoint.stats import Costs, Running
 
 
@@ -17,9 +17,9 @@ class Behind:
     def __init__(self, ambient: Ambient, costs: Costs) -> None:
         self._ambient = ambient
         self._costs = costs
-        self._followed: tuple[int, Copying, Running] | None = None
+        self._followed: tuple[int, Copier, Running] | None = None
 
-    def follow(self, copying: Copying, running: Running) -> None:
+    def follow(self, copying: Copier, running: Running) -> None:
         """Have steps wait for this copy; the one before must have been left."""
         if copying.is_wanted:
             self._followed = self._ambient.pid(), copying, running
@@ -32,7 +32,8 @@ class Behind:
         _, copying, running = followed
         with self._costs.blocked_once_more(running):
             copying.settle()
-        if self._followed is followed:
+        # What comes from an accelerator may still be on its way, and other threads may step.
+        if self._followed is followed and not copying.is_wanted:
             self._followed = None
 
     def leave(self) -> None:
@@ -42,6 +43,6 @@ class Behind:
         if found is not None:
             found[1].leave_image()
 
-    def _own(self) -> tuple[int, Copying, Running] | None:
+    def _own(self) -> tuple[int, Copier, Running] | None:
         followed = self._followed
         return None if followed is None or followed[0] != self._ambient.pid() else followed

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from safepoint.ambient import Ambient
 from safepoint.format.records import LineageLink
 from safepoint.group.base import Group
 from safepoint.joining.claim import Claim
 from safepoint.saving.capture import Snapshot
-from safepoint.saving.copying import Copying, Habits
+from safepoint.saving.copying import Habits
+from safepoint.saving.crossing import Copier
 from safepoint.saving.describe import Place
 from safepoint.saving.divide import Division
 from safepoint.saving.form import FileForm, Forms
@@ -52,6 +54,8 @@ class Workspace:
     habits: Habits = field(default_factory=Habits)
     increments: Increments = field(default_factory=Increments)
     attempts: Attempts = field(default_factory=Attempts)
+    # By which accelerators are read, by accelerator.
+    streams: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class StagedSave:
     form: FileForm
     increment: Increment
     origin: Origin
-    copying: Copying | None
+    copying: Copier | None
     division: Division | None
     sums: tuple[ReplicaSums, ...]
     noted: str

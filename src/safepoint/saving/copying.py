@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -44,6 +44,17 @@ class Habits:
     """Remember of each box by item, name and offset whether it lay still from a boundary to the next step."""
 
     lies_still: dict[Key, bool] = field(default_factory=dict)
+
+    def known(self, entries: Sequence[Entry], held: Iterable[Held], owned: Owned) -> list[bool | None]:
+        """Return which boxes are to be copied behind the training; None of those that have to be looked at first."""
+        named = (
+            (entry.box.item, entry.box.name, one.address, entry.size_bytes)
+            for entry, one in zip(entries, held, strict=True)
+        )
+        return [
+            self.lies_still.get(key_of(entry)) if is_owned else False
+            for entry, is_owned in zip(entries, owned.among(named), strict=True)
+        ]
 
 
 @dataclass(slots=True)
@@ -80,6 +91,7 @@ class Copying:
             should change it.
         habits: What was seen before.
         turn: A number that differs from save to save; the sample is taken elsewhere each time.
+        elsewhere: Boxes, in the order of the file, that somebody else copies.
     """
 
     def __init__(
@@ -91,6 +103,7 @@ class Copying:
         owned: Owned,
         habits: Habits,
         turn: int = 0,
+        elsewhere: Sequence[int] = (),
     ) -> None:
         self._image, self._habits = image, habits
         self._base = address_of(image)
@@ -104,10 +117,10 @@ class Copying:
         self._unknown: list[_Unknown] = []
         self._left = {True: 0, False: 0}
         image[: len(form.header)] = form.header
-        behind, others = self._divide(owned)
+        behind, others = self._divide(owned, numpy.array(elsewhere, numpy.int64))
         addresses = [self._live.held[number].address for number in behind.tolist()]
-        shift = turn * 4099 * SAMPLE_BYTES % _PART_BYTES
-        self._samples = Samples(form.spans, behind, addresses, stretch_bytes=_PART_BYTES, shift=shift)
+        self._samples = Samples(form.spans, behind, stretch_bytes=_PART_BYTES, shift=shift_at(turn))
+        self._samples.take(addresses)
         parts = [part for numbers in others for part in self._cut(numbers, is_behind=False)]
         parts += self._cut(behind, is_behind=True)
         parts.sort(key=itemgetter(0))
@@ -124,7 +137,7 @@ class Copying:
     @property
     def is_wanted(self) -> bool:
         """Return whether `settle` has something to do."""
-        return not self.is_complete or bool(self._unknown)
+        return bool(self._unknown) or not (self.is_complete or self._has_ended)
 
     def when_complete(self, tell: Callable[[], object]) -> None:
         """Call `tell` once the image is complete, from whichever thread completes it; at once if it is."""
@@ -197,23 +210,16 @@ class Copying:
             self._unknown, self._is_left = [], True
             self._changed.wait_for(lambda: not self._in_flight)
 
-    def _divide(self, owned: Owned) -> tuple[Integers, list[Integers]]:
+    def _divide(self, owned: Owned, elsewhere: Integers) -> tuple[Integers, list[Integers]]:
         """Return the boxes that are copied behind the training, and the others by what is done with them alike."""
         live, sizes = self._live, self._spans.sizes
+        is_ours = numpy.ones(len(sizes), numpy.bool_)
+        is_ours[elsewhere] = False
         is_small = sizes <= _SMALL_BYTES
-        larges = numpy.flatnonzero(~is_small)
+        larges = numpy.flatnonzero(~is_small & is_ours)
         live.hold(larges)
         held = list(live.held)
-        entries = [self._entries[number] for number in held]
-        named = (
-            (entry.box.item, entry.box.name, one.address, entry.size_bytes)
-            for entry, one in zip(entries, live.held.values(), strict=True)
-        )
-        lies_still = self._habits.lies_still
-        known = [
-            lies_still.get(_key(entry)) if is_owned else False
-            for entry, is_owned in zip(entries, owned.among(named), strict=True)
-        ]
+        known = self._habits.known([self._entries[number] for number in held], live.held.values(), owned)
         self._unknown = [
             _Unknown(number, live.held[number], live.sources[number])
             for number, is_known in zip(held, known, strict=True)
@@ -221,9 +227,9 @@ class Copying:
         ]
         is_behind = numpy.array(known, numpy.bool_)
         kept = numpy.array(held, numpy.int64)
-        elsewhere = numpy.setdiff1d(larges, kept, assume_unique=True)
-        alone = [elsewhere[place : place + 1] for place in range(len(elsewhere))]
-        return kept[is_behind], [numpy.flatnonzero(is_small), kept[~is_behind], *alone]
+        gathered = numpy.setdiff1d(larges, kept, assume_unique=True)
+        alone = [gathered[place : place + 1] for place in range(len(gathered))]
+        return kept[is_behind], [numpy.flatnonzero(is_small & is_ours), kept[~is_behind], *alone]
 
     def _cut(self, numbers: Integers, *, is_behind: bool) -> Iterator[tuple[int, _Batch]]:
         """Yield the parts in which boxes are copied: where each begins, and the boxes that are looked at with it."""
@@ -273,7 +279,7 @@ class Copying:
             failure, is_last = exc, False
             if isinstance(exc, TornSnapshotError):
                 # The next save copies it at the boundary.
-                self._habits.lies_still.update((_key(self._entries[number]), False) for number in self._live.torn)
+                self._habits.lies_still.update((key_of(self._entries[number]), False) for number in self._live.torn)
             if not isinstance(exc, Exception):
                 # An interrupt is that of the thread that it came to, besides.
                 raise
@@ -315,19 +321,9 @@ class Copying:
     def _check(self, batch: _Batch) -> None:
         """Raise `TornSnapshotError` if a box that was copied is known to have been changed before."""
         self._live.check(batch.numbers.tolist())
-        first, stop = batch.first, batch.first + len(batch.numbers)
-        if not batch.is_behind or self._samples.are_same(first, stop, self._base):
-            return
-        torn = next(place for place in range(first, stop) if not self._samples.are_same(place, place + 1, self._base))
-        self._live.torn.append(int(batch.numbers[torn - first]))
-        raise TornSnapshotError(
-            "a tensor was changed between its boundary and the next step, while it was being copied",
-            where=self._live.where(self._live.torn[-1]),
-            expected="that only a step of its optimizer changes it",
-            found="other bytes than at the boundary",
-            remedy="Nothing was published. Change the state before after_update(), or call wait() first; or make "
-            "the manager with copy_behind=False.",
-        )
+        if batch.is_behind:
+            stop = batch.first + len(batch.numbers)
+            self._samples.check(batch.first, stop, self._base, self._live, batch.numbers)
 
     def _learn(self) -> None:
         """Compare, every byte, what was copied at the boundary with what is there before the next step."""
@@ -352,7 +348,7 @@ class Copying:
             for one in left:
                 if self._is_left:
                     return
-                self._habits.lies_still[_key(self._entries[one.number])] = self._lay_still(one)
+                self._habits.lies_still[key_of(self._entries[one.number])] = self._lay_still(one)
         finally:
             with self._changed:
                 self._in_flight -= is_ours
@@ -375,7 +371,13 @@ class Copying:
             raise self._failure
 
 
-def _key(entry: Entry) -> Key:
+def shift_at(turn: int) -> int:
+    """Return where in a part of a box the sample is taken at one of the turns."""
+    return turn * 4099 * SAMPLE_BYTES % _PART_BYTES
+
+
+def key_of(entry: Entry) -> Key:
+    """Return what the habits know a box by."""
     return (entry.box.item, entry.box.name, entry.box.offset)
 
 

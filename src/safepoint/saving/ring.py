@@ -14,8 +14,10 @@ import numpy
 
 from safepoint.errors import InternalError, TornSnapshotError
 from safepoint.saving.form import Entry, FileForm
+from safepoint.saving.landing import Landing
 from safepoint.saving.live import Live
 from safepoint.saving.transfer import transfer
+from safepoint.state.far import Far
 from safepoint.state.item import Divisible, Source
 
 _PIECE_BYTES = 8 << 20
@@ -34,6 +36,7 @@ class Ring:
     def __init__(self, *, piece_bytes: int = _PIECE_BYTES, size_bytes: int = 0) -> None:
         self.piece_bytes = piece_bytes
         self.count = max(_PIECE_COUNT, size_bytes // piece_bytes)
+        self.landing = Landing()
         self._memory: mmap.mmap | None = None
 
     def piece(self, number: int, size_bytes: int) -> memoryview:
@@ -51,13 +54,14 @@ class LiveOrigin:
         form: What the file looks like.
         sources: Where its boxes come from, in the order in which the form was given them.
         ring: Where its bytes are brought together.
+        far: Which of them lie on accelerators, if any.
     """
 
-    def __init__(self, form: FileForm, sources: Sequence[Source], ring: Ring) -> None:
-        self._ring = ring
+    def __init__(self, form: FileForm, sources: Sequence[Source], ring: Ring, *, far: Far | None = None) -> None:
+        self._ring, self._far = ring, far
         self._is_read = threading.Event()
         self._is_given_up = False
-        self._form, self._live = form, Live(form, sources)
+        self._form, self._live = form, Live(form, sources, far)
         self._begins: list[int] = form.spans.begins.tolist()
         self._ends: list[int] = (form.spans.begins + form.spans.sizes).tolist()
         # The box that is read, and of its bytes those that come next and after them.
@@ -93,7 +97,7 @@ class LiveOrigin:
             elif at == len(view):
                 break
             else:
-                self._parts = _parts(self._form.entries[self._number], self._live.sources[self._number])
+                self._parts = self._begun()
                 self._part = next(self._parts)
                 at += self._go_on(view[at:])
         if self._is_given_up:
@@ -115,6 +119,16 @@ class LiveOrigin:
     def end(self) -> None:
         """Let go of whoever waits."""
         self._is_read.set()
+        if self._far is not None:
+            # What was given up half way is still under way to memory that the next save uses.
+            self._far.carrier.wait()
+
+    def _begun(self) -> Iterator[memoryview]:
+        """Return the parts of the box that comes next."""
+        entry, source = self._form.entries[self._number], self._live.sources[self._number]
+        if self._far is not None and self._number in self._live.far:
+            return self._ring.landing.parts(entry, source, self._far.carrier)
+        return _parts(entry, source)
 
     def _go_on(self, view: memoryview) -> int:
         """Copy what is left of a box that was begun, as much as there is room for; return how much that was."""

@@ -32,6 +32,7 @@ from safepoint.saving.capture import Snapshot
 from safepoint.saving.commit import explained, settle
 from safepoint.saving.context import PhaseClock, SaveContext, SaveResult, StagedSave
 from safepoint.saving.copying import Copying
+from safepoint.saving.crossing import Copier, Crossing
 from safepoint.saving.describe import Place
 from safepoint.saving.entries import compare_entries
 from safepoint.saving.form import FileForm
@@ -45,6 +46,7 @@ from safepoint.saving.room import check_room
 from safepoint.saving.stage import ImageOrigin
 from safepoint.saving.vote import vote
 from safepoint.saving.write import Stored, discard, write
+from safepoint.state.far import far_among
 from safepoint.state.item import Owned, Source
 
 _ENTROPY_BYTES = 3
@@ -195,7 +197,7 @@ def _open(context: SaveContext, generation: str) -> bytes:
 
 def _prepare(
     context: SaveContext, agreed: Agreed, clock: PhaseClock, *, copies: bool
-) -> tuple[FileForm, Increment, Origin, Copying | None]:
+) -> tuple[FileForm, Increment, Origin, Copier | None]:
     """Return what this rank's data file looks like, what lies elsewhere, and where the bytes come from.
 
     They come from live memory, or from an image; of that, what must be copied at the boundary is copied here.
@@ -217,10 +219,12 @@ def _prepare(
     all_ranks = agreed.division if increment.is_full else None
     group = context.group
     check_room(context.storage, form.size_bytes, division=all_ranks, rank=group.rank, world_size=group.world_size)
+    far = far_among(sources, workspace.streams)
     if not copies or form.size_bytes > workspace.most_bytes:
-        return form, increment, LiveOrigin(form, sources, workspace.ring), None
-    image = workspace.buffer.view(form.size_bytes)
-    copying = Copying(form, sources, image, owned=owned, habits=workspace.habits, turn=workspace.buffer.turn)
+        return form, increment, LiveOrigin(form, sources, workspace.ring, far=far), None
+    image = workspace.buffer.view(form.size_bytes, far.carrier if far is not None else None)
+    copier = Copying if far is None else partial(Crossing, far=far)
+    copying = copier(form, sources, image, owned=owned, habits=workspace.habits, turn=workspace.buffer.turn)
     copying.leave_boundary()
     return form, increment, ImageOrigin(image, copying, piece_bytes=workspace.ring.piece_bytes), copying
 

@@ -38,6 +38,12 @@ class Spans:
         sizes = numpy.array([entry.size_bytes for entry in entries], numpy.int64)
         return cls([entry.number for entry in entries], begins, sizes)
 
+    def places_of(self, numbers: Sequence[int]) -> Integers:
+        """Return the places in the file, in rising order, of boxes by their numbers in what the form was made of."""
+        places: Integers = numpy.empty(len(self.numbers), numpy.int64)
+        places[self.numbers] = numpy.arange(len(self.numbers))
+        return numpy.sort(places[list(numbers)])
+
     def batches(self, chosen: Integers, size_bytes: int) -> Iterator[Integers]:
         """Yield some boxes in groups of less than twice a size; a box that has it is alone."""
         if not len(chosen):

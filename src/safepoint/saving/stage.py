@@ -12,10 +12,12 @@ import contextlib
 import ctypes
 import mmap
 import threading
+from collections.abc import Callable
 
-from safepoint.saving.copying import Copying
+from safepoint.saving.crossing import Copier
 from safepoint.saving.form import ALIGNMENT_BYTES
 from safepoint.saving.transfer import address_of
+from safepoint.state.far import Carrier, pinned
 
 # MADV_POPULATE_WRITE, since Linux 5.14.
 _POPULATE_WRITE = 23
@@ -32,16 +34,29 @@ class StagingBuffer:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
+        self._pinned_bytes = 0
+        self._unpin: Callable[[], object] = lambda: None
         self.turn = 0
 
-    def view(self, size_bytes: int) -> memoryview:
-        """Return writable memory of this size; its former content is void."""
+    def view(self, size_bytes: int, carrier: Carrier | None = None) -> memoryview:
+        """Return writable memory of this size; its former content is void.
+
+        Args:
+            size_bytes: How much is wanted.
+            carrier: What will bring bytes into it from accelerators, if any will come from there.
+        """
         self.turn += 1
         if self._memory is None or len(self._memory) < size_bytes:
+            self._end_pinning()
             # The smaller one is let go first, so that there are never two.
             self._memory = None
             self._memory = mmap.mmap(-1, max(size_bytes, ALIGNMENT_BYTES))
-        return memoryview(self._memory)[:size_bytes]
+        view = memoryview(self._memory)[:size_bytes]
+        if carrier is not None and size_bytes > self._pinned_bytes:
+            self._end_pinning()
+            # Whether it was granted or not: to ask for much memory takes a second.
+            self._unpin, self._pinned_bytes = pinned(self, carrier, view), size_bytes
+        return view
 
     def prepare(self, size_bytes: int) -> None:
         """Have the system give so much memory, in a thread: the first save then finds pages that are there.
@@ -57,6 +72,10 @@ class StagingBuffer:
         with contextlib.suppress(RuntimeError):
             thread.start()
 
+    def _end_pinning(self) -> None:
+        self._unpin()
+        self._unpin, self._pinned_bytes = lambda: None, 0
+
 
 class ImageOrigin:
     """Give the bytes of a data file from its image in memory, as they get there.
@@ -67,7 +86,7 @@ class ImageOrigin:
         piece_bytes: How much is written at once.
     """
 
-    def __init__(self, image: memoryview, copying: Copying, *, piece_bytes: int) -> None:
+    def __init__(self, image: memoryview, copying: Copier, *, piece_bytes: int) -> None:
         self.piece_bytes = piece_bytes
         self._image = image
         self._copying = copying

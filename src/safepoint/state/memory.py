@@ -24,7 +24,12 @@ _VERSION = attrgetter("_version")
 
 def is_direct(live: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether a tensor's own memory holds its values of a dtype in stored form."""
-    return live.is_cpu and live.is_contiguous() and not live.is_conj() and not live.is_neg() and live.dtype == dtype
+    return live.is_cpu and live.dtype == dtype and is_dense(live)
+
+
+def is_dense(live: torch.Tensor) -> bool:
+    """Return whether the memory of a tensor, on whatever device, holds its values in stored form."""
+    return live.is_contiguous() and not live.is_conj() and not live.is_neg()
 
 
 def direct_addresses(tensors: Sequence[torch.Tensor]) -> list[int]:

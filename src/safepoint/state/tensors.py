@@ -15,12 +15,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from operator import add, attrgetter, ge, mul
+from typing import Any
 
 import msgspec
 import torch
 
 from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
+from safepoint.state.far import Far
 from safepoint.state.item import Held, Place, TensorSpec
 from safepoint.state.memory import (
     as_bytes,
@@ -35,6 +37,7 @@ from safepoint.state.memory import (
     versions_of,
     writes_of,
 )
+from safepoint.state.streams import far_of
 
 SPARSE_LAYOUTS = (
     torch.sparse_coo,
@@ -52,6 +55,7 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 _TENSOR, _NBYTES = attrgetter("tensor"), attrgetter("tensor.nbytes")
+_IS_NEAR = attrgetter("tensor.is_cpu")
 _NOTED, _COUNTER = attrgetter("version"), attrgetter("counter")
 
 
@@ -135,6 +139,11 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
         """Return where the bytes of each lie; see `safepoint.state.item.Placed`."""
         tensors = list(map(_TENSOR, sources))
         return places_at(direct_addresses(tensors), tensors)
+
+    @staticmethod
+    def far(sources: Sequence[TensorSource], kept: dict[Any, Any]) -> Far | None:
+        """Return which lie on accelerators; see `safepoint.state.far.far_among`."""
+        return None if all(map(_IS_NEAR, sources)) else far_of(sources, kept)
 
     def place(self) -> Place | None:
         """Return where the bytes lie; see `safepoint.state.item.Placed`."""
