@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from safepoint.errors import CorruptionError, ObjectMissingError, SafepointError, StorageError
@@ -23,15 +24,25 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class NotedCost:
+    """Tell what a save cost: see `safepoint.stats.SaveCost`."""
+
+    blocked_s: float
+    total_s: float
+    is_background: bool
+
+
+@dataclass(frozen=True, slots=True)
 class JournalSummary:
-    """Tell what an incarnation noted: its last update, the generations it committed and deleted, and whether it had
-    recorded what it resumed, which it does before the first line.
+    """Tell what an incarnation noted: its last update, the generations it committed and deleted, whether it had
+    recorded what it resumed, which it does before the first line, and what its saves cost, oldest first.
     """
 
     last_step: int | None
     has_resumed: bool
     committed: frozenset[str]
     deleted: frozenset[str]
+    costs: tuple[NotedCost, ...] = ()
 
 
 class Journal:
@@ -54,7 +65,7 @@ class Journal:
             self._write(self._appender.replace_last, b'{"step": %d}' % step)
 
     def event(self, kind: str, **facts: object) -> None:
-        """Note something that stays: ``resumed``, ``committed`` or ``deleted``, each with its generation."""
+        """Note something that stays: ``resumed``, ``committed``, ``saved`` or ``deleted``, each with its generation."""
         if self._appender is not None:
             self._write(self._appender.append, json.dumps({"event": kind, **facts}).encode("ascii"))
 
@@ -79,6 +90,7 @@ def read_journal(storage: Storage, incarnation: int) -> JournalSummary:
     except (ObjectMissingError, CorruptionError):
         data = b""
     steps: list[int] = []
+    costs: list[NotedCost] = []
     has_resumed = False
     named: dict[str, set[str]] = {"committed": set(), "deleted": set()}
     for line in data.splitlines():
@@ -94,5 +106,17 @@ def read_journal(storage: Storage, incarnation: int) -> JournalSummary:
             steps.append(step)
         if isinstance(generation, str) and isinstance(kind, str) and kind in named:
             named[kind].add(generation)
+        if kind == "saved":
+            costs += _cost(entry)
     last_step = max(steps, default=None)
-    return JournalSummary(last_step, has_resumed, frozenset(named["committed"]), frozenset(named["deleted"]))
+    return JournalSummary(
+        last_step, has_resumed, frozenset(named["committed"]), frozenset(named["deleted"]), tuple(costs)
+    )
+
+
+def _cost(entry: Mapping[str, object]) -> list[NotedCost]:
+    blocked_s, total_s, is_background = (entry.get(name) for name in ("blocked_s", "total_s", "is_background"))
+    if not isinstance(is_background, bool) or not isinstance(blocked_s, float) or not isinstance(total_s, float):
+        return []
+    is_sound = math.isfinite(blocked_s) and math.isfinite(total_s) and blocked_s >= 0 and total_s >= 0
+    return [NotedCost(blocked_s, total_s, is_background)] if is_sound else []

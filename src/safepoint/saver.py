@@ -198,7 +198,8 @@ class Saver:
         Raises:
             SafepointError: This save or the one before failed, and the policy is to raise.
         """
-        with self.costs.blocked(lambda: self.is_saving) as running:
+        note, beside = session.journal.event, self._is_background
+        with self.costs.blocked(lambda: self.is_saving, note, is_background=beside) as running:
             self._save(session, snapshot, handle, running, on_agreed)
 
     def prepare(self, size_bytes: int) -> None:
@@ -308,6 +309,7 @@ class Saver:
         except AbortedError as exc:
             _log.warning("%s", exc)
         self._thread.close()
+        self.costs.tell()
 
     def give_up_deferred(self) -> None:
         """End the handle of a promised save whose boundary never came.

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from safepoint.ambient import Ambient
+from safepoint.errors import InternalError
 from safepoint.saving.context import SaveResult
 from safepoint.saving.pour import Spent
 
@@ -23,8 +24,9 @@ _KEPT_STEPS = 4096
 class SaveCost:
     """Tell what one committed save cost.
 
-    `blocked_s` is how long the training stood still for it: in the call, the wait for the save before it included, and
-    before an optimizer's step, until the copy was complete. `total_s` is from its beginning until it was committed.
+    `blocked_s` is how long the training stood still for it: in the call, the wait for the save before it and, at the
+    boundary, the retention after it included, and before an optimizer's step, until the copy was complete. `total_s` is
+    from its beginning until it was committed.
     `phases_s` are the seconds of each phase of the leader. While this rank's file was written, the thread that makes it
     spent `copy_s` until the bytes were there, `digest_s` on digests, and `storage_s` waiting for the storage. The other
     fields are those of `SaveResult`.
@@ -40,6 +42,7 @@ class SaveCost:
     copy_s: float
     digest_s: float
     storage_s: float
+    is_background: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class StepTimes:
     p99_s: float = 0.0
     longest_s: float = 0.0
 
+    def __str__(self) -> str:
+        if not self.count:
+            return "none"
+        return f"{self.count}, median {self.median_s:.3g} s, p99 {self.p99_s:.3g} s, longest {self.longest_s:.3g} s"
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -68,14 +76,25 @@ class Stats:
     steps: StepTimes = StepTimes()
     steps_beside_a_save: StepTimes = StepTimes()
 
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"saves: {_text(self.saves)}",
+                f"steps without a save: {self.steps}",
+                f"steps beside a save: {self.steps_beside_a_save}",
+            )
+        )
+
 
 @dataclass(slots=True)
 class Running:
     """Follow the cost of one save; `blocked_s` is known when the training goes on, the rest once it is committed."""
 
     began_s: float
+    is_background: bool = False
     blocked_s: float | None = None
     total_s: float = 0.0
+    is_told: bool = False
     result: SaveResult | None = None
     spent: Spent = field(default_factory=Spent)
 
@@ -109,15 +128,21 @@ class Costs:
         self._alone, self._beside = _Steps(), _Steps()
         self._step_began_s: float | None = None
         self._is_beside = False
+        self._note: Callable[..., object] = lambda *_, **__: None
 
     @contextmanager
-    def blocked(self, is_saving: Callable[[], bool]) -> Iterator[Running]:
+    def blocked(
+        self, is_saving: Callable[[], bool], note: Callable[..., object], *, is_background: bool
+    ) -> Iterator[Running]:
         """Count the time of this block as that for which a save holds the training up, and not as part of a step.
 
         Args:
             is_saving: Returns whether a save is in flight when the block has ended.
+            note: Given the cost of this save, and of those before it, once it is known: by this call or another one.
+            is_background: Whether the training goes on before the save has ended.
         """
-        running = Running(self._ambient.monotonic())
+        self._note = note
+        running = Running(self._ambient.monotonic(), is_background)
         try:
             yield running
         finally:
@@ -125,6 +150,7 @@ class Costs:
             if self._step_began_s is not None:
                 self._step_began_s += running.blocked_s
                 self._is_beside = is_saving()
+            self.tell()
 
     @contextmanager
     def blocked_once_more(self, running: Running) -> Iterator[None]:
@@ -151,20 +177,35 @@ class Costs:
         """Begin a step, with a save in flight or without."""
         self._step_began_s, self._is_beside = self._ambient.monotonic(), is_beside
 
+    def tell(self) -> None:
+        """Note in the journal what saves cost that have ended since the last call: `safepoint plan` reads it."""
+        for running in list(self._saves):
+            if running.is_told or running.blocked_s is None:
+                continue
+            running.is_told = True
+            cost = _cost(running)
+            self._note(
+                "saved",
+                generation=cost.generation,
+                step=cost.step,
+                blocked_s=cost.blocked_s,
+                total_s=cost.total_s,
+                is_background=cost.is_background,
+            )
+
     def stats(self) -> Stats:
         """Return what is known now; a save is told once it is committed and the training has gone on."""
         return Stats(
-            tuple(
-                _cost(one, one.result, one.blocked_s)
-                for one in list(self._saves)
-                if one.result and one.blocked_s is not None
-            ),
+            tuple(_cost(running) for running in list(self._saves) if running.blocked_s is not None),
             self._alone.times(),
             self._beside.times(),
         )
 
 
-def _cost(running: Running, result: SaveResult, blocked_s: float) -> SaveCost:
+def _cost(running: Running) -> SaveCost:
+    result, blocked_s = running.result, running.blocked_s
+    if result is None or blocked_s is None:
+        raise InternalError("the cost of a save is told before it is known")
     return SaveCost(
         step=result.step,
         generation=result.generation,
@@ -176,6 +217,18 @@ def _cost(running: Running, result: SaveResult, blocked_s: float) -> SaveCost:
         copy_s=running.spent.copy_s,
         digest_s=running.spent.digest_s,
         storage_s=running.spent.storage_s,
+        is_background=running.is_background,
+    )
+
+
+def _text(saves: Sequence[SaveCost]) -> str:
+    if not saves:
+        return "none"
+    blocked, total = (sorted(times) for times in zip(*((one.blocked_s, one.total_s) for one in saves), strict=True))
+    return (
+        f"{len(saves)}, the newest of step {saves[-1].step} and {saves[-1].size_bytes / 1e6:.3g} MB; "
+        f"training stood still for {_rank(blocked, 0.5):.3g} s (longest {blocked[-1]:.3g} s), "
+        f"committed after {_rank(total, 0.5):.3g} s (longest {total[-1]:.3g} s)"
     )
 
 

@@ -113,9 +113,47 @@ def test_what_is_not_typed_is_taken_from_a_run(run: Path, capsys: pytest.Capture
     found = answer(capsys, "--from", run, "--restore", "1m")
     assert found["costs"] == {"save_s": 4.0, "blocked_s": 4.0, "restore_s": 60.0, "mtbf_s": 1800.0}
     assert (found["interval_from"], found["forecast"]["period_s"]) == ("measured", 600.0)
-    found = answer(capsys, "--from", run, "--restore", "1m", "--background", "--mtbf", "6h", "--interval", "5m")
+    typed = ("--background", "--blocked", "0.5s", "--mtbf", "6h", "--interval", "5m")
+    found = answer(capsys, "--from", run, "--restore", "1m", *typed)
     assert found["costs"] == {"save_s": 4.0, "blocked_s": 0.5, "restore_s": 60.0, "mtbf_s": 21600.0}
     assert (found["interval_from"], found["forecast"]["work_s"]) == ("typed", 300.0)
+
+
+def test_how_saves_are_made_and_what_they_took_is_taken_from_the_journals(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def note(*saves: tuple[float, float, bool]) -> None:
+        lines = [
+            {"event": "saved", "blocked_s": blocked, "total_s": total, "is_background": beside}
+            for blocked, total, beside in saves
+        ]
+        (run / "journal").mkdir(exist_ok=True)
+        (run / "journal" / "000001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    note((6.0, 5.0, False), (1.5, 9.0, True))
+    found = answer(capsys, "--from", run, "--restore", "1m")
+    assert (found["costs"]["save_s"], found["costs"]["blocked_s"], found["background"]) == (9.0, 1.5, True)
+    found = answer(capsys, "--from", run, "--restore", "1m", "--synchronous")
+    assert (found["costs"]["save_s"], found["costs"]["blocked_s"], found["background"]) == (6.0, 6.0, False)
+    note((6.0, 5.0, False))
+    said = refusal(capsys, "--from", str(run), "--restore", "1m", "--background")
+    assert "--blocked" in said and "no save in the background" in said
+
+
+def test_another_size_is_planned_without_the_interval_that_was_measured(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(capsys, "--from", run, "--restore", "1m", "--size", "80GB", "--mtbf", "60000d")
+    assert found["interval_from"] == "best"
+    assert main(["plan", "--from", str(run), "--restore", "1m", "--size", "80GB", "--mtbf", "60000d"]) == 0
+    assert "say little of a size" in capsys.readouterr().out
+
+
+def test_a_run_that_tells_no_interval_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = LocalStorage(tmp_path / "one")
+    write_generation(storage, 1, chain=begin(storage), timings_s={"write": 3.0})
+    said = refusal(capsys, "--from", str(tmp_path / "one"), "--restore", "1m")
+    assert "too few checkpoints to tell an interval" in " ".join(said.split())
 
 
 def test_a_larger_checkpoint_takes_longer_at_the_rate_that_was_measured(

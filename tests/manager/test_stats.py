@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -152,6 +153,58 @@ def test_a_step_goes_on_beside_a_background_save_asked_for_after_the_update() ->
     stats = manager.stats
     assert stats.steps_beside_a_save.count == 2
     assert stats.steps.count == 0
+    manager.close()
+
+
+def noted(storage: MemoryStorage) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in storage.read("journal/000001.jsonl", limit_bytes=1 << 20).splitlines()]
+    return [line for line in lines if line.get("event") == "saved"]
+
+
+def test_what_a_save_cost_is_in_the_journal_once_it_is_known() -> None:
+    world = FakeWorld()
+    storage = TimedStorage(world)
+    _, manager = start(world, storage)
+    step(world, manager, 1.0)
+    manager.save()
+    (line,) = noted(storage)
+    assert (line["step"], line["blocked_s"], line["total_s"], line["is_background"]) == (1, 4.0, 4.0, False)
+    manager.close()
+    assert len(noted(storage)) == 1
+
+
+def test_what_a_background_save_cost_is_in_the_journal_at_the_next_save_or_the_end() -> None:
+    world = FakeWorld()
+    storage = TimedStorage(world)
+    _, manager = start(world, storage, background=True)
+    for number in (1, 2):
+        step(world, manager, 1.0)
+        storage.goes_on.clear()
+        handle = manager.save()
+        assert len(noted(storage)) == number - 1
+        world.seconds += 5.0
+        storage.goes_on.set()
+        handle.wait(deadline_s=60)
+    manager.close()
+    told = [(line["step"], line["blocked_s"], line["total_s"], line["is_background"]) for line in noted(storage)]
+    assert told == [(1, 0.0, 9.0, True), (2, 0.0, 9.0, True)]
+
+
+def test_stats_are_told_in_words() -> None:
+    world = FakeWorld()
+    _, manager = start(world, TimedStorage(world), save=sp.every(updates=2))
+    assert str(manager.stats).splitlines() == [
+        "saves: none",
+        "steps without a save: none",
+        "steps beside a save: none",
+    ]
+    for seconds in (100.0, 1.0, 2.0, 3.0):
+        step(world, manager, seconds)
+    saves, steps, beside = str(manager.stats).splitlines()
+    assert saves.startswith("saves: 2, the newest of step 4 and ")
+    assert saves.endswith("; training stood still for 4 s (longest 4 s), committed after 4 s (longest 4 s)")
+    assert steps == "steps without a save: 3, median 2 s, p99 3 s, longest 3 s"
+    assert beside == "steps beside a save: none"
     manager.close()
 
 

@@ -10,7 +10,7 @@ from safepoint.catalog import read_lineage
 from safepoint.errors import NotFoundError
 from safepoint.format.names import journal_path
 from safepoint.format.records import LineageLink
-from safepoint.planning.measured import Measured, measure
+from safepoint.planning.measured import Measured, SaveTimes, measure
 from safepoint.storage.base import Storage
 from safepoint.storage.memory import MemoryStorage
 from tests.build import MODEL, Values, begin, write_generation, write_incarnation
@@ -42,11 +42,40 @@ def test_medians_of_the_phases_and_of_the_times_between_saves() -> None:
     found = measured(a_run())
     assert found.saves == 3
     # Of 3, 4 and 8 seconds.
-    assert found.save_s == pytest.approx(4.0)
-    assert found.blocked_s == pytest.approx(0.5)
+    assert found.phases_s == pytest.approx(4.0)
+    assert (found.synchronous, found.background, found.is_background) == (None, None, False)
     # 10 minutes for 10 updates, 20 minutes for 20.
     assert found.period_s == 900
     assert found.update_s == 60
+
+
+def test_what_saves_took_is_in_the_journals_by_how_they_were_made() -> None:
+    storage = a_run()
+    noted = [(0.2, 5.0, True), (4.0, 3.5, False), (0.4, 9.0, True), (0.3, 7.0, True)]
+    lines = [
+        {
+            "event": "saved",
+            "generation": "any",
+            "step": 1,
+            "blocked_s": blocked,
+            "total_s": total,
+            "is_background": beside,
+        }
+        for blocked, total, beside in noted
+    ]
+    odd: list[object] = [
+        {**lines[0], "blocked_s": "long"},
+        {**lines[0], "total_s": float("nan")},
+        {**lines[0], "total_s": -1.0},
+        {**lines[0], "is_background": 1},
+        {"event": "saved"},
+        ["saved"],
+    ]
+    storage.put(journal_path(1), b"".join(json.dumps(line).encode() + b"\n" for line in (*odd, *lines)))
+    found = measured(storage)
+    assert found.background == SaveTimes(saves=3, total_s=7.0, blocked_s=0.3)
+    assert found.synchronous == SaveTimes(saves=1, total_s=3.5, blocked_s=4.0)
+    assert found.is_background
 
 
 def test_a_start_that_was_not_closed_died_but_for_the_newest_one() -> None:

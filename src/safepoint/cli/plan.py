@@ -17,6 +17,8 @@ from safepoint.planning.forecast import Forecast, Incident, divide, forecast, in
 from safepoint.planning.optimum import Optimum, find_optimum
 from safepoint.planning.simulation import Search, draw_gaps, search, simulate
 
+# Beyond this the time of a save is no longer mostly that of its bytes.
+_MOST_SCALE = 10.0
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -30,14 +32,20 @@ def _plan(
     restore: Annotated[str | None, typer.Option(help="From a failure until training goes on, such as 4m.")] = None,
     mtbf: Annotated[str | None, typer.Option(help="Mean time between failures of one node, such as 6h.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes can fail.")] = 1,
-    interval: Annotated[str | None, typer.Option(help="Time between saves; the best one if nothing is said.")] = None,
+    interval: Annotated[str | None, typer.Option(help="Time between saves; else the run's, or the best.")] = None,
     includes_save: Annotated[
         bool,
         typer.Option(
             "--interval-includes-save/--interval-excludes-save", help="Whether the interval includes the save's time."
         ),
     ] = False,
-    is_background: Annotated[bool, typer.Option("--background", help="Training goes on while it saves.")] = False,
+    is_background: Annotated[
+        bool | None,
+        typer.Option(
+            "--background/--synchronous",
+            help="Whether training goes on while it saves; if nothing is said, as in the run of --from.",
+        ),
+    ] = None,
     blocked: Annotated[str | None, typer.Option(help="How long a save in the background blocks training.")] = None,
     since_save: Annotated[
         str | None, typer.Option(help="For one incident: time from the last completed save to the failure.")
@@ -158,6 +166,12 @@ def _measured_text(inputs: Inputs) -> str:
     if measured is None:
         return ""
     text = f"medians of {measured.saves} checkpoints; {measured.starts} starts, of which {measured.deaths} died"
+    if measured.synchronous is None and measured.background is None:
+        text += (
+            "; the journals do not tell what saves took, so that the look at the state and the publishing are left out"
+        )
+    if inputs.scale > _MOST_SCALE:
+        text += f"; their {measured.size_bytes / 1e6:.3g} MB say little of a size {inputs.scale:.3g} times as large"
     if measured.lost_updates is not None:
         text += f"; the last one lost {measured.lost_updates} updates"
         if measured.update_s is not None:

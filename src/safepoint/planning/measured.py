@@ -13,12 +13,25 @@ from safepoint.errors import CorruptionError, NotFoundError, ObjectMissingError
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import incarnation_path
 from safepoint.joining.holder import CLOSED
-from safepoint.journal import read_journal
+from safepoint.journal import NotedCost, read_journal
 from safepoint.storage.base import Storage
 
-# The phases for which training stands still also where a save is made in the background.
-_BLOCKING = ("compare", "digest", "stage")
 _LIMIT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTimes:
+    """Hold what saves of one way took, medians.
+
+    Args:
+        saves: How many were noted.
+        total_s: From a save's beginning until it was committed.
+        blocked_s: For how long training stood still.
+    """
+
+    saves: int
+    total_s: float
+    blocked_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +41,10 @@ class Measured:
     Args:
         saves: How many checkpoints were asked.
         size_bytes: Size of a checkpoint's own files.
-        save_s: The leader's phases of a save, all but the publishing itself.
-        blocked_s: The part of it for which training waits where saves are made in the background.
+        phases_s: The phases of a save that manifests hold: all but the look at the state and the publishing.
+        synchronous: What saves took that training waited for, as the journals have it.
+        background: What saves took that were made beside the training.
+        is_background: Whether the newest save of which the journals tell was made beside the training.
         period_s: From save to save.
         update_s: Time of an update, saves included.
         starts: How many starts the run had.
@@ -40,8 +55,10 @@ class Measured:
 
     saves: int
     size_bytes: int
-    save_s: float
-    blocked_s: float
+    phases_s: float
+    synchronous: SaveTimes | None
+    background: SaveTimes | None
+    is_background: bool
     period_s: float | None
     update_s: float | None
     starts: int
@@ -64,13 +81,14 @@ def measure(storage: Storage, lineage: Lineage, *, url: str) -> Measured:
     starts = [entry for entry in lineage.incarnations if entry.refused is None and entry.record is not None]
     dead = [entry for entry in starts[:-1] if not _is_closed(storage, entry.number)]
     trained_s = sum(_trained_s(start, manifests) for start in starts)
+    costs = [cost for start in starts for cost in read_journal(storage, start.number).costs]
     return Measured(
         saves=len(manifests),
         size_bytes=int(statistics.median(_own_bytes(manifest) for manifest in manifests)),
-        save_s=statistics.median(sum(manifest.timings_s.values()) for manifest in manifests),
-        blocked_s=statistics.median(
-            sum(manifest.timings_s.get(phase, 0.0) for phase in _BLOCKING) for manifest in manifests
-        ),
+        phases_s=statistics.median(sum(manifest.timings_s.values()) for manifest in manifests),
+        synchronous=_times([cost for cost in costs if not cost.is_background]),
+        background=_times([cost for cost in costs if cost.is_background]),
+        is_background=bool(costs) and costs[-1].is_background,
         period_s=statistics.median(seconds for seconds, _ in spans) if spans else None,
         update_s=statistics.median(seconds / updates for seconds, updates in spans) if spans else None,
         starts=len(starts),
@@ -78,6 +96,13 @@ def measure(storage: Storage, lineage: Lineage, *, url: str) -> Measured:
         mtbf_s=trained_s / len(dead) if dead and trained_s > 0 else None,
         lost_updates=_lost_updates(storage, starts, dead),
     )
+
+
+def _times(costs: Sequence[NotedCost]) -> SaveTimes | None:
+    if not costs:
+        return None
+    total_s = statistics.median(cost.total_s for cost in costs)
+    return SaveTimes(len(costs), total_s, statistics.median(cost.blocked_s for cost in costs))
 
 
 def _spans(manifests: Sequence[Manifest]) -> list[tuple[float, int]]:
