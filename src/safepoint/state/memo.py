@@ -21,10 +21,10 @@ from safepoint.format.stencil import Stencil, encode_text
 from safepoint.state.boxes import LocalBox
 from safepoint.state.draft import Draft, text_of, texts_of
 from safepoint.state.item import CapturedItem, CapturedTensor, TensorSpec
-from safepoint.state.memory import versions_of, writes_of
+from safepoint.state.memory import all_writes_of, versions_of
 from safepoint.state.shards import boxes_of, captured, division_of, view_of
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import TensorSource, is_distributed
+from safepoint.state.tensors import TensorSource, are_distributed, is_distributed
 
 _NAME, _TENSOR = itemgetter(0), itemgetter(1)
 _PLACE, _PART = itemgetter(1), itemgetter(2)
@@ -142,9 +142,10 @@ def _seen(kept: _KeptTensors, sight: Sight) -> tuple[CapturedTensor, ...]:
     if sight.memories is sight.tensors:
         sources = map(TensorSource, memories, kept.wheres, versions_of(memories))
     else:
-        tensors = (sight.tensors[place] for place in kept.places)
-        counters = [one if is_distributed(one) else None for one in tensors]
-        sources = map(TensorSource, memories, kept.wheres, map(writes_of, memories, counters), counters)
+        tensors = [sight.tensors[place] for place in kept.places]
+        told = zip(tensors, are_distributed(tensors), strict=True)
+        counters = [one if is_divided else None for one, is_divided in told]
+        sources = map(TensorSource, memories, kept.wheres, all_writes_of(memories, counters), counters)
     return tuple(map(CapturedTensor, kept.specs, sources, kept.is_leaders))
 
 

@@ -147,6 +147,16 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int | None]:
         return list(map(version_of, tensors))
 
 
+def all_writes_of(tensors: Sequence[torch.Tensor], counters: Sequence[torch.Tensor | None]) -> list[int | None]:
+    """Return `writes_of` each tensor and its counter."""
+    found, counting = versions_of(tensors), [one for one in counters if one is not None]
+    if not counting:
+        return found
+    others = iter(versions_of(counting))
+    counts = [0 if counter is None else next(others) or 0 for counter in counters]
+    return [None if own is None else own + count for own, count in zip(found, counts, strict=True)]
+
+
 def writes_of(tensor: torch.Tensor, counter: torch.Tensor | None) -> int | None:
     """Return how often a tensor was written to, by itself and by way of another one that counts as well."""
     own = version_of(tensor)

@@ -29,6 +29,7 @@ from safepoint.state.targets import InPlaceTarget, NewTensorTarget
 from safepoint.state.tensors import (
     PLAIN_TYPES,
     TensorSource,
+    are_distributed,
     check_storable,
     dtype_name,
     dtype_of,
@@ -41,6 +42,10 @@ from safepoint.state.tensors import (
 _SHORT = 12
 
 _NAME: Callable[[TensorSpec], str] = attrgetter("name")
+# Of a distributed tensor; what its public names return takes a call in Python for each.
+_LOCAL: Callable[[torch.Tensor], torch.Tensor] = attrgetter("_local_tensor")
+_DIVISION = attrgetter("_spec")
+_MESH, _PLACEMENTS = attrgetter("mesh"), attrgetter("placements")
 
 
 class ShardTarget:
@@ -123,6 +128,12 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     # What `to_local` returns without a graph, at a twentieth of its price.
     local: torch.Tensor = distributed._local_tensor
     return local
+
+
+def memories_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return `memory_of` each tensor."""
+    told = zip(tensors, are_distributed(tensors), strict=True)
+    return [_LOCAL(tensor) if is_divided else tensor for tensor, is_divided in told]
 
 
 def boxes_of(tensor: torch.Tensor, path: str) -> tuple[LocalBox, ...]:
@@ -221,22 +232,16 @@ def source_in(tensor: torch.Tensor, box: LocalBox, where: str) -> TensorSource:
     return TensorSource.of(view_of(local_of(tensor), box), where, counter=tensor)
 
 
-def way_of(tensor: torch.Tensor, meshes: dict[int, object]) -> object:
-    """Return all that says how a distributed tensor is divided, as far as this rank is concerned; to be compared.
-
-    Args:
-        tensor: The tensor.
-        meshes: What was told of meshes that are alive, by id; added to.
-    """
-    distributed: Any = tensor
-    mesh = distributed.device_mesh
-    told = meshes.get(id(mesh))
-    if told is None:
-        told = tuple(mesh.shape), mesh.mesh_dim_names, mesh.get_coordinate()
-        meshes[id(mesh)] = told
-    placements = distributed.placements
-    order = getattr(distributed._spec, "shard_order", None)
-    return told, placements, tuple(map(type, placements)), order
+def ways_of(tensors: Sequence[torch.Tensor]) -> object:
+    """Return all that says how distributed tensors are divided, as far as this rank is concerned; to be compared."""
+    specs = list(map(_DIVISION, tensors))
+    meshes: list[Any] = list(map(_MESH, specs))
+    each = {id(mesh): mesh for mesh in meshes}
+    told = {key: (tuple(mesh.shape), mesh.mesh_dim_names, mesh.get_coordinate()) for key, mesh in each.items()}
+    placements: list[tuple[object, ...]] = list(map(_PLACEMENTS, specs))
+    kinds = [tuple(map(type, one)) for one in placements]
+    orders = [getattr(spec, "shard_order", None) for spec in specs]
+    return [told[id(mesh)] for mesh in meshes], placements, kinds, orders
 
 
 def division_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from operator import attrgetter, contains
 from typing import Any
 
@@ -23,8 +23,8 @@ import torch
 from safepoint.format.plain import MAX_DEPTH
 from safepoint.state.draft import ATOMS, container_of
 from safepoint.state.rebuild import SPARSE_KEY
-from safepoint.state.shards import memory_of, way_of
-from safepoint.state.tensors import PLAIN_TYPES, is_distributed
+from safepoint.state.shards import memories_of, ways_of
+from safepoint.state.tensors import PLAIN_TYPES, are_distributed
 
 _KEYS = frozenset({str, int})
 _STRIDED = frozenset({torch.strided})
@@ -32,12 +32,13 @@ _OWN_STATE = attrgetter("__dict__")
 _DTYPE = attrgetter("dtype")
 _IS_COMPLEX = attrgetter("is_complex")
 _LAYOUT = attrgetter("layout")
+_REQUIRES_GRAD = attrgetter("requires_grad")
 _SHAPE = attrgetter("shape")
 # What an atom of each type leaves as a fact: nothing, but for a text.
 _MARKS: dict[type, type | None] = {kind: None if kind is not str else str for kind in ATOMS}
 _FACTS: tuple[Callable[[torch.Tensor], object], ...] = (
     attrgetter("device"),
-    attrgetter("requires_grad"),
+    _REQUIRES_GRAD,
     torch.Tensor.data_ptr,
     torch.Tensor.storage_offset,
     torch.Tensor.stride,
@@ -232,11 +233,10 @@ class Sight:
 
     def _see_shards(self) -> None:
         """Note how distributed tensors are divided."""
-        meshes: dict[int, object] = {}
-        for tensor in self.tensors:
-            if is_distributed(tensor):
-                self.facts.append((tensor.dtype, tensor.requires_grad, tensor.shape, way_of(tensor, meshes)))
-        self.memories = list(map(memory_of, self.tensors))
+        divided = list(compress(self.tensors, are_distributed(self.tensors)))
+        self.facts += (list(map(fact, divided)) for fact in (_DTYPE, _REQUIRES_GRAD, _SHAPE))
+        self.facts.append(ways_of(divided))
+        self.memories = memories_of(self.tensors)
 
 
 def _are_leaves(kinds: set[type]) -> bool:

@@ -25,6 +25,7 @@ from safepoint.format.dtypes import DTYPES
 from safepoint.state.far import Far
 from safepoint.state.item import Held, Place, TensorSpec
 from safepoint.state.memory import (
+    all_writes_of,
     as_bytes,
     as_memory,
     direct_addresses,
@@ -34,7 +35,6 @@ from safepoint.state.memory import (
     is_freed,
     place_at,
     places_at,
-    versions_of,
     writes_of,
 )
 from safepoint.state.streams import far_of
@@ -131,8 +131,8 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
     @staticmethod
     def are_unwritten(sources: Sequence[TensorSource]) -> bool:
         """Return whether no tensor counts more writes than at the boundary."""
-        is_counted_elsewhere = set(map(type, map(_COUNTER, sources))) != {type(None)}
-        return not is_counted_elsewhere and versions_of(list(map(_TENSOR, sources))) == list(map(_NOTED, sources))
+        found = all_writes_of(list(map(_TENSOR, sources)), list(map(_COUNTER, sources)))
+        return found == list(map(_NOTED, sources))
 
     @staticmethod
     def places(sources: Sequence[TensorSource]) -> list[Place | None]:
@@ -283,6 +283,13 @@ def is_distributed(tensor: torch.Tensor) -> bool:
     Decided by the class's name, because importing `torch.distributed.tensor` costs a process that has none a second.
     """
     return type(tensor) not in PLAIN_TYPES and _is_distributed(type(tensor))
+
+
+def are_distributed(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Return `is_distributed` of each."""
+    kinds = list(map(type, tensors))
+    told = {kind: kind not in PLAIN_TYPES and _is_distributed(kind) for kind in set(kinds)}
+    return list(map(told.__getitem__, kinds))
 
 
 @functools.lru_cache(maxsize=64)
