@@ -29,7 +29,7 @@ _LEAST_SAMPLES = 64
 # To digest so many bytes takes as long as to take two samples of them.
 _SMALL_BYTES = 64 << 10
 # A box that more chunks than these fed is digested once more as a whole, rather than to keep a digest for each of them.
-_MOST_RANGES = 512
+MOST_RANGES = 512
 
 _BOXES, _BOX, _OFFSET, _SHAPE = map(attrgetter, ("targets", "box", "offset", "shape"))
 _CHUNKS, _BEGIN, _SIZE_BYTES, _DIGEST = map(attrgetter, ("chunks", "begin", "size_bytes", "digest"))
@@ -135,7 +135,7 @@ def sample_of(memory: memoryview) -> bytes:
 def _arrival_of(place: Place | None, memory: memoryview, chunks: Iterable[ChunkRead]) -> Arrival:
     ranges: list[tuple[int, int, str]] = []
     for chunk in chunks:
-        if chunk.begin is None or len(ranges) == _MOST_RANGES:
+        if chunk.begin is None or len(ranges) == MOST_RANGES:
             ranges = [(0, len(memory), digest_bytes(memory))]
             break
         ranges.append((chunk.begin, chunk.begin + chunk.size_bytes, chunk.digest))

@@ -5,7 +5,9 @@
 2. A chunk is digested over its destination, piece by piece as they arrive there. A chunk that is needed in part comes
    through a buffer, some rows at a time.
 3. A batch is committed when all its chunks have matched. The first that does not match stops everything.
-4. Beside the targets' own memory there are the threads' buffers, and temporary memory of at most `_MOST_HELD_BYTES` or
+4. What lands on an accelerator goes there through pieces of host memory (`landing`), each of them read again by the
+   device before it is used again; it has arrived when this ends, and is read back when the restore ends.
+5. Beside the targets' own memory there are the threads' buffers, and temporary memory of at most `_MOST_HELD_BYTES` or
    one batch.
 
 Spec: C11.
@@ -15,18 +17,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
 from types import MappingProxyType
 
-from safepoint.errors import CorruptionError, InternalError
-from safepoint.format.digest import digest_bytes, running_digest
 from safepoint.format.extent import Box
 from safepoint.restoring.arrival import Arrival, BoxKey, arrivals_of
 from safepoint.restoring.boxes import copy_overlap
+from safepoint.restoring.checking import check_run
+from safepoint.restoring.landing import Landing, landing_of
 from safepoint.restoring.live import commit, memories_of
 from safepoint.restoring.plan import ChunkRead, TensorRead
 from safepoint.restoring.runs import RUN_BYTES, Batch, Run, batches_of
@@ -79,8 +81,24 @@ def read(
 
     Spec: C11.
     """
-    total, begun = 0, deque[_Begun]()
     count = READERS if isinstance(storage, Streaming) else 0
+    landing = landing_of(reads)
+    if landing is not None:
+        with landing:
+            total = _read_far(storage, landing, count, arrivals, near)
+        return total + _read_near(storage, landing.others, count, arrivals, near)
+    return _read_near(storage, reads, count, arrivals, near)
+
+
+def _read_near(
+    storage: Storage,
+    reads: Sequence[TensorRead],
+    count: int,
+    arrivals: dict[BoxKey, Arrival] | None,
+    near: Mapping[str, int],
+) -> int:
+    """Fill targets by way of their own memory."""
+    total, begun = 0, deque[_Begun]()
     with Workers(count) as workers:
         buffers = deque(aligned_buffer(TRANSFER_BYTES) for _ in range(max(count, 1)))
         for batch in batches_of(reads, near=near):
@@ -99,6 +117,44 @@ def read(
         while begun:
             total += _finish(begun.popleft(), workers, arrivals)
     return total
+
+
+def _read_far(
+    storage: Storage,
+    landing: Landing,
+    count: int,
+    arrivals: dict[BoxKey, Arrival] | None,
+    near: Mapping[str, int],
+) -> int:
+    """Fill targets on accelerators."""
+    total = 0
+    with Workers(count) as workers:
+        buffers = deque(aligned_buffer(TRANSFER_BYTES) for _ in range(max(count, 1)))
+        batches = list(batches_of(landing.reads, near=near))
+        tasks = [
+            [workers.start(partial(_land, storage, run, batch, landing, buffers, workers)) for run in batch.runs()]
+            for batch in batches
+        ]
+        for batch, begun in zip(batches, tasks, strict=True):
+            total += sum(workers.result_of(task) for task in begun)
+            targets = list(map(_TARGET, chain.from_iterable(map(_BOXES, batch.tensors))))
+            places = commit(targets)
+            if arrivals is not None:
+                nowhere = [memoryview(b"")] * len(targets)
+                arrivals.update(arrivals_of(batch.tensors, places, nowhere))
+    return total
+
+
+def _land(
+    storage: Storage, run: Run, batch: Batch, landing: Landing, buffers: deque[memoryview], workers: Workers
+) -> int:
+    """Read a run into a piece of host memory, check each of its chunks, and send them on."""
+    buffer = buffers.popleft()
+    try:
+        with opened(storage, run.path, buffer) as reader, landing.piece(run, batch) as parts:
+            return check_run(run, batch, reader.fill(run.offset_bytes, parts), workers)
+    finally:
+        buffers.append(buffer)
 
 
 def _sum_of(begun: Sequence[_Begun]) -> int:
@@ -131,41 +187,9 @@ def _read_run(
                 pieces = _in_rows(reader, batch.tensors[number], chunk, memories[number])
             else:
                 pieces = reader.fill(run.offset_bytes, [_part_of(memories[number], one) for number, one in run.parts])
-            return _check(run, batch, pieces, workers)
+            return check_run(run, batch, pieces, workers)
     finally:
         buffers.append(buffer)
-
-
-def _check(run: Run, batch: Batch, pieces: Iterator[tuple[int, memoryview]], workers: Workers) -> int:
-    """Digest pieces as they arrive, compare each chunk of the run, and return their size."""
-    state, arrived_bytes, matched = running_digest(), 0, 0
-    for part, piece in pieces:
-        if workers.is_stopped:
-            raise CancelledError
-        number, chunk = run.parts[part]
-        if len(piece) == chunk.size_bytes:
-            _compare(digest_bytes(piece), batch.tensors[number], chunk)
-            matched += 1
-            continue
-        state.update(piece)
-        arrived_bytes += len(piece)
-        if arrived_bytes == chunk.size_bytes:
-            _compare(state.hexdigest(), batch.tensors[number], chunk)
-            state.reset()
-            arrived_bytes, matched = 0, matched + 1
-    if matched != len(run.parts):
-        raise InternalError("not all of a run was checked", where=run.path, expected=len(run.parts), found=matched)
-    return sum(chunk.size_bytes for _, chunk in run.parts)
-
-
-def _compare(found: str, tensor: TensorRead, chunk: ChunkRead) -> None:
-    if found != chunk.digest:
-        raise CorruptionError(
-            "stored bytes of a tensor are damaged",
-            where=f"{chunk.path}: {tensor.item}/{tensor.name}, rows {chunk.rows[0]} to {chunk.rows[1]}",
-            expected=f"digest {chunk.digest}",
-            found=found,
-        )
 
 
 def _part_of(memories: Sequence[memoryview], chunk: ChunkRead) -> memoryview:

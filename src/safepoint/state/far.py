@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from safepoint.state.item import Held, Source
+from safepoint.state.item import Held, Source, Target
 
 
 class Trip(Protocol):
@@ -68,6 +68,15 @@ class Carrier(Protocol):
     def compare(self, sources: Sequence[Any], memory: memoryview, begins: Sequence[int]) -> Comparison:
         """Compare the bytes of each with those at its place in host memory; the sources are held ones."""
 
+    def put(self, targets: Sequence[Any], begins: Sequence[int], parts: Sequence[memoryview]) -> Trip:
+        """Bring host memory to its places in the memory of targets on the accelerators.
+
+        Args:
+            targets: Those of `far_targets`; one may be named several times.
+            begins: Where in the bytes of each its part begins.
+            parts: The parts; they are read until they have arrived.
+        """
+
     def pin(self, memory: memoryview) -> Callable[[], object]:
         """Let the accelerators reach host memory by themselves, where they can; return what ends that.
 
@@ -106,6 +115,19 @@ def far_among(sources: Sequence[Source], kept: dict[Any, Any]) -> Far | None:
         if found is not None:
             return Far(tuple(numbers[number] for number in found.numbers), found.carrier)
     return None
+
+
+def far_targets(targets: Sequence[Target]) -> Far | None:
+    """Return which targets lie on accelerators to which bytes can be brought as they are stored; None for none.
+
+    Such a target has the memory that takes them as its `landing`, made here if need be. To be asked in the thread of
+    the training: see `Carrier`.
+    """
+    numbers = [number for number, one in enumerate(targets) if getattr(one, "landing", None) is not None]
+    if not numbers:
+        return None
+    first: Any = targets[numbers[0]]
+    return Far(tuple(numbers), first.carrier([targets[number] for number in numbers]))
 
 
 def pinned(owner: object, carrier: Carrier, memory: memoryview) -> Callable[[], object]:

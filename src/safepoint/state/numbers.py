@@ -59,7 +59,7 @@ def scalar_tensor(dtype: str, data: bytes) -> torch.Tensor:
     Raises:
         RequestError: The dtype is unknown here, or the number of bytes is not its size.
     """
-    value = torch.empty(1, dtype=dtype_of(dtype))
+    value = torch.empty(1, dtype=dtype_of(dtype), device="cpu")
     if len(data) != value.element_size():
         raise RequestError(
             "a stored scalar has the wrong size", where=dtype, expected=value.element_size(), found=len(data)

@@ -300,7 +300,7 @@ def _check_holder(container: str, requires_grad: bool, dtype: str) -> None:
     if requires_grad and (container == "ndarray" or not (kind.is_floating_point or kind.is_complex)):
         raise _damaged("a value that can require grad", f"{container} of {dtype}")
     if container == "ndarray":
-        torch.empty(0, dtype=kind).numpy()
+        torch.empty(0, dtype=kind, device="cpu").numpy()
 
 
 def _check_view(leaf: ViewLeaf, stretch: tuple[int, ...]) -> None:

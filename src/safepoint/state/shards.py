@@ -25,6 +25,7 @@ from safepoint.format.digest import digest_bytes
 from safepoint.state.boxes import Cut, LocalBox, in_order_of_cutting, share_of
 from safepoint.state.item import BoxTarget, CapturedTensor, Place, TensorSpec
 from safepoint.state.memory import versions_of
+from safepoint.state.streams import carrier_to
 from safepoint.state.targets import InPlaceTarget, NewTensorTarget
 from safepoint.state.tensors import (
     PLAIN_TYPES,
@@ -103,6 +104,12 @@ class _Box:
     @property
     def is_in_place(self) -> bool:
         return self._in_place().is_in_place
+
+    carrier = staticmethod(carrier_to)
+
+    @property
+    def landing(self) -> torch.Tensor | None:
+        return self._in_place().landing
 
     def commit(self) -> Place | None:
         place = self._in_place().commit()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from safepoint.state.far import Comparison, Far, Trip
+from safepoint.state.far import Carrier, Comparison, Far, Trip
 from safepoint.state.item import Held
 from safepoint.state.memory import as_bytes, is_dense
 
@@ -68,6 +68,11 @@ def far_of(sources: Sequence[Any], kept: dict[Any, Any]) -> Far | None:
         sides[device] = kept[device] if device in kept else kept.setdefault(device, DeviceSide(device))
     numbers = tuple(number for number, device in enumerate(devices) if device in sides)
     return Far(numbers, Streams(sides)) if numbers else None
+
+
+def carrier_to(targets: Sequence[Any]) -> Carrier:
+    """Return what brings bytes to targets with a `landing`, each on a device with streams."""
+    return Streams({one: DeviceSide(one) for one in {target.landing.device for target in targets}})
 
 
 def has_streams(device: torch.device) -> bool:
@@ -123,6 +128,16 @@ class Streams:
         """Compare the bytes of each with those at its place in host memory."""
         return _Compared(self._sides, sources, memory, begins)
 
+    def put(self, targets: Sequence[Any], begins: Sequence[int], parts: Sequence[memoryview]) -> Trip:
+        """Bring host memory to its places in the landings of targets."""
+        landings = [target.landing for target in targets]
+        devices = _by_device(landings)
+        for device, own in devices.items():
+            self._sides[device].give(
+                partial(_copy_in, [(landings[number], begins[number], parts[number]) for number in own])
+            )
+        return _Trip([self._sides[device].mark() for device in devices], [_kept(landings), parts])
+
     def pin(self, memory: memoryview) -> Callable[[], object]:
         """Let the devices reach host memory by themselves; pinned for one, it is for all."""
         return next(iter(self._sides.values())).pin(memory)
@@ -133,12 +148,14 @@ class Streams:
             side.mark().wait()
 
     def _fetched(self, sources: Sequence[Any], memory: memoryview, pieces: Sequence[_Piece]) -> Trip:
-        host = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
-        numbers = _by_device(sources)
+        # There is no tensor of no memory.
+        host = torch.frombuffer(memory if len(memory) else bytearray(1), dtype=torch.uint8)
+        tensors = [source.tensor for source in sources]
+        numbers = _by_device(tensors)
         for device, own in numbers.items():
             filled = [pieces[number] for number in own if pieces[number][1]]
             self._sides[device].give(partial(_copy_out, filled, host))
-        return _Trip([self._sides[device].mark() for device in numbers], _kept(sources))
+        return _Trip([self._sides[device].mark() for device in numbers], _kept(tensors))
 
 
 class _Trip:
@@ -165,14 +182,15 @@ class _Compared:
         self, sides: Mapping[torch.device, Side], sources: Sequence[Any], memory: memoryview, begins: Sequence[int]
     ) -> None:
         host = torch.frombuffer(memory, dtype=torch.uint8)
-        self._numbers = _by_device(sources)
+        tensors = [source.tensor for source in sources]
+        self._numbers = _by_device(tensors)
         self._flags: list[torch.Tensor | None] = [None] * len(sources)
         for device, own in self._numbers.items():
             for number in own:
                 begin = begins[number]
                 theirs = host[begin : begin + sources[number].nbytes]
-                sides[device].give(partial(self._compare, number, sources[number].tensor.detach(), theirs))
-        self._trip = _Trip([sides[device].mark() for device in self._numbers], _kept(sources))
+                sides[device].give(partial(self._compare, number, tensors[number].detach(), theirs))
+        self._trip = _Trip([sides[device].mark() for device in self._numbers], _kept(tensors))
 
     def hold_back(self) -> None:
         self._trip.hold_back()
@@ -275,17 +293,24 @@ def _nothing() -> None:
     """End what was not begun."""
 
 
-def _by_device(sources: Sequence[Any]) -> dict[torch.device, list[int]]:
-    """Return the numbers of the sources that lie on each device, in their order."""
+def _by_device(tensors: Sequence[torch.Tensor]) -> dict[torch.device, list[int]]:
+    """Return the numbers of the tensors that lie on each device, in their order."""
     found: dict[torch.device, list[int]] = {}
-    for number, source in enumerate(sources):
-        found.setdefault(source.tensor.device, []).append(number)
+    for number, tensor in enumerate(tensors):
+        found.setdefault(tensor.device, []).append(number)
     return found
 
 
-def _kept(sources: Sequence[Any]) -> list[object]:
+def _kept(tensors: Sequence[torch.Tensor]) -> list[object]:
     # Not the tensors, because a parameter may be given other memory, by `data =`.
-    return [source.tensor.untyped_storage() for source in sources]
+    return [tensor.untyped_storage() for tensor in tensors]
+
+
+def _copy_in(parts: Sequence[tuple[torch.Tensor, int, memoryview]]) -> None:
+    """Give the current stream what brings host memory to its places in tensors."""
+    for tensor, begin, part in parts:
+        bytes_of_part = torch.frombuffer(part, dtype=torch.uint8)
+        as_bytes(tensor)[begin : begin + len(part)].copy_(bytes_of_part, non_blocking=True)
 
 
 def _copy_out(pieces: Sequence[_Piece], host: torch.Tensor) -> None:

@@ -11,7 +11,8 @@ from operator import attrgetter
 import torch
 
 from safepoint.state.item import Place, TensorSpec
-from safepoint.state.memory import as_memories, as_memory, is_direct, place_at, places_at
+from safepoint.state.memory import as_memories, as_memory, is_dense, is_direct, place_at, places_at
+from safepoint.state.streams import carrier_to, has_streams
 from safepoint.state.tensors import dtype_of, spec_nbytes, write_into
 
 _TENSOR, _ADDRESS, _STAGING = attrgetter("tensor"), attrgetter("_address"), attrgetter("_staging")
@@ -35,6 +36,15 @@ class InPlaceTarget:
         self._address = 0
         self._staging: torch.Tensor | None = None
 
+    carrier = staticmethod(carrier_to)
+
+    @property
+    def landing(self) -> torch.Tensor | None:
+        """Return the memory on an accelerator that takes the stored bytes as they are, by way of its streams."""
+        live = self.tensor
+        is_fit = has_streams(live.device) and self.dtype == live.dtype and is_dense(live) and not live.is_inference()
+        return live.detach() if is_fit else None
+
     @property
     def nbytes(self) -> int:
         """Return the size of the stored bytes, which differs from the live size where the dtype does."""
@@ -46,7 +56,7 @@ class InPlaceTarget:
             self._address = self.tensor.data_ptr()
             return as_memory(self.tensor)
         if self._staging is None:
-            self._staging = torch.empty(self.tensor.shape, dtype=self.dtype)
+            self._staging = torch.empty(self.tensor.shape, dtype=self.dtype, device="cpu")
         return as_memory(self._staging)
 
     def commit(self) -> Place | None:
@@ -55,6 +65,7 @@ class InPlaceTarget:
         self._staging = None
         if staging is not None:
             write_into(tensor, staging)
+        if not self.is_in_place:
             return None
         if tensor.numel() and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
@@ -97,6 +108,15 @@ class NewTensorTarget:
         self._device = device
         self._staging: torch.Tensor | None = None
 
+    carrier = staticmethod(carrier_to)
+
+    @property
+    def landing(self) -> torch.Tensor | None:
+        """Return the tensor itself, made if need be, where it lies on an accelerator with streams."""
+        if self.tensor is None and has_streams(self._device):
+            self.tensor = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype), device=self._device)
+        return self.tensor
+
     @property
     def nbytes(self) -> int:
         """Return the size of the stored bytes."""
@@ -108,6 +128,8 @@ class NewTensorTarget:
 
     def commit(self) -> Place | None:
         """Make `tensor` available on its device."""
+        if self.tensor is not None:
+            return None
         staging, self._staging = self._staged(), None
         if not self.is_in_place:
             self.tensor = staging.to(self._device)
@@ -132,5 +154,5 @@ class NewTensorTarget:
 
     def _staged(self) -> torch.Tensor:
         if self._staging is None:
-            self._staging = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype))
+            self._staging = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype), device="cpu")
         return self._staging
