@@ -9,7 +9,7 @@ Spec: F7.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
@@ -22,6 +22,7 @@ from safepoint.format.extent import BoxLike, Shape
 from safepoint.format.index import IndexedItem, Tensor
 
 _BOX = attrgetter("dtype", "global_shape", "offset", "shape")
+_DIGEST: Callable[[Any], str] = attrgetter("digest")
 _MODULUS = 1 << (4 * HEX_LENGTH)
 
 
@@ -31,9 +32,10 @@ def item_digest(item: IndexedItem, tensors: Iterable[Tensor]) -> str:
     Spec: F7.3.
     """
     ordered = sorted(tensors, key=attrgetter("name"))
-    lines = [[one.name, one.dtype, one.shape, [chunk.digest for chunk in one.chunks]] for one in ordered]
-    parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain), *map(msgspec.json.encode, lines)]
-    return digest_bytes(b"\n".join(parts))
+    lines = [[one.name, one.dtype, one.shape, list(map(_DIGEST, one.chunks))] for one in ordered]
+    parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain), msgspec.json.Encoder().encode_lines(lines)]
+    # Every line ends here as it does before another part, and the last one does not.
+    return digest_bytes(memoryview(b"\n".join(parts))[:-1])
 
 
 class ItemText:
