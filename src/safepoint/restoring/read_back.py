@@ -208,7 +208,7 @@ def _differing_bytes(source: Source, arrival: Arrival, *, trusts: bool) -> tuple
 
 def _stored_form(saved: SavedState, name: str, *, is_split: bool) -> Any:
     """Return the plain tree that an item was given, in JSON form."""
-    if not is_split and name not in saved.derived:
+    if not is_split and name not in saved.derived and name in saved.forms:
         return saved.forms[name]
     return encode_plain(saved.items[name].plain)
 

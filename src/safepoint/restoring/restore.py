@@ -37,7 +37,7 @@ from safepoint.restoring.read import read
 from safepoint.restoring.read_back import ReadBack, merged_read_backs, read_back
 from safepoint.restoring.select import Wish, lost_after, nothing_found, select, superseded_by
 from safepoint.restoring.together import Ranks, merged_names
-from safepoint.restoring.validate import SavedState, check_headers, without_owner
+from safepoint.restoring.validate import SavedState, check_headers, kept_of, without_owner
 from safepoint.state.item import Item, Permits
 from safepoint.storage.base import Storage
 
@@ -90,7 +90,7 @@ class Restored:
     checks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     durations_s: dict[str, float] = field(default_factory=dict)
-    # Between the first byte that is read into live memory and the end of the read-back.
+    # Between the first byte that is read into live memory and the end of the read-back; what it was read into.
     is_mixed: bool = False
     touched: set[tuple[str, str]] = field(default_factory=set)
     # Another run that the checkpoint is of: what the user called it, and where it lies.
@@ -272,7 +272,7 @@ def _restore_one(
 
     left = ranks.joined(lambda: _applied(saved, matched, permits, written_before), merged_names, list[str])
     times.append(clock())
-    outcome.saved, outcome.promise, outcome.left_fresh = saved, promise, tuple(left)
+    outcome.promise, outcome.left_fresh = promise, tuple(left)
     outcome.checks = [
         f"manifest, index and header of {manifest.generation}",
         f"{counts[0]} tensors, {counts[1]} bytes, each chunk by digest on arrival",
@@ -282,7 +282,9 @@ def _restore_one(
         promise = outcome.promise = lowered(promise, found.reasons)
         outcome.notes += found.notes
         outcome.checks.append(f"{found.equal} of {len(matched.items)} items read back equal")
+    outcome.saved = kept_of(saved, world_size=ranks.world_size)
     outcome.is_mixed = False
+    outcome.touched.clear()
     if manifest.probe is not None:
         outcome.promise = with_probe(promise, context.probe, manifest, permitted=context.contract.words, ranks=ranks)
         outcome.checks += ["the probe's numbers"] if context.probe is not None else []

@@ -46,7 +46,7 @@ class SavedState:
     3. `derived` names items of random streams that had no owner, and were given streams made of the saved ones.
     4. `tensors` are the boxes that this rank has read of or was told, of `indexes`. `share` is what it read of them for
        all ranks, and the leader knows the `whole`.
-    5. `forms` are the plain trees in JSON form where there was one process and is one.
+    5. `forms` are the plain trees in JSON form where there was one process and is one, until it is restored.
     """
 
     manifest: Manifest
@@ -130,6 +130,15 @@ def without_owner(saved: SavedState, names: Collection[str], *, world_size: int)
         return saved
     items = {name: item for name, item in saved.items.items() if name not in taken}
     return replace(saved, items=items, ownerless=(*saved.ownerless, *sorted(taken)))
+
+
+def kept_of(saved: SavedState, *, world_size: int) -> SavedState:
+    """Return what is kept of a state that was restored, to give it to items that are registered later.
+
+    Several ranks deal boxes out to each other for them. One has all it needs in the decoded trees and the columns; what
+    it was made of would be gone through by each collection of cycles.
+    """
+    return replace(saved, forms={}, share=None, whole=None) if world_size == 1 else saved
 
 
 def read_indexes(storage: Storage, manifest: Manifest) -> list[Index]:
