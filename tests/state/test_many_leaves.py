@@ -66,8 +66,9 @@ def test_a_wrong_leaf_among_many_is_refused_as_among_a_few(wrong: str, monkeypat
 def test_a_leaf_of_many_that_stands_elsewhere_as_well_is_refused() -> None:
     specs = {name: spec(name) for name in (f"state/k{number}" for number in range(COUNT))}
     check_plain({"state": leaves()}, specs, item="x")
-    for twice in ({"a": TensorLeaf("state/k2"), "state": leaves()}, {"state": leaves(), "z": TensorLeaf("state/k2")}):
-        with pytest.raises(CorruptionError):
+    others = TensorLeaf("state/k2"), ViewLeaf("state/k2", 0, (2,), (1,))
+    for twice in ({"a": TensorLeaf("state/k2"), "state": leaves()}, *({"state": leaves(), "z": one} for one in others)):
+        with pytest.raises(CorruptionError, match=r"one place for each tensor|the name of its place"):
             check_plain(twice, specs, item="x")
 
 
