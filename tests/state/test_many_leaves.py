@@ -170,3 +170,53 @@ def test_a_capture_tells_of_many_tensors_what_each_is() -> None:
             assert one.source.name == f"x: state/{key}"  # type: ignore[attr-defined]
             assert one.source.version == tensor._version  # type: ignore[attr-defined]
             assert not one.is_leaders
+
+
+def rows(change: Callable[[list[dict[Any, Any]]], object] = lambda held: None) -> dict[str, Any]:
+    """Return dicts as an optimizer holds one for each parameter."""
+    held: list[dict[Any, Any]] = [
+        {"step": torch.tensor(float(number)), "a": torch.full((2,), float(number)), "b": torch.ones(number + 1)}
+        for number in range(COUNT)
+    ]
+    change(held)
+    return {f"k{number}": row for number, row in enumerate(held)}
+
+
+ROWS: dict[str, Callable[[list[dict[Any, Any]]], object]] = {
+    "as they are": lambda held: None,
+    "two numbers": lambda held: [row.update(more=torch.tensor(number)) for number, row in enumerate(held)],
+    "numbers alone": lambda held: [(row.pop("a"), row.pop("b")) for row in held],
+    "no number": lambda held: [row.pop("step") for row in held],
+    "nothing": lambda held: [row.clear() for row in held],
+    "another key": lambda held: held[3].update(c=torch.ones(1)),
+    "another order": lambda held: held[3].update(step=held[3].pop("step")),
+    "a number among the others": lambda held: held[3].update(a=torch.tensor(1)),
+    "no number among the others": lambda held: held[3].update(step=torch.ones(1)),
+    "a number of Python's": lambda held: held[3].update(step=3),
+    "numbers of Python's": lambda held: [row.update(step=3) for row in held],
+    "a parameter": lambda held: held[3].update(a=torch.nn.Parameter(torch.ones(2))),
+    "another type": lambda held: held[3].update(step=torch.tensor(1, dtype=torch.int16)),
+    "a gradient": lambda held: held[3].update(a=torch.ones(2, requires_grad=True)),
+    "one tensor twice": lambda held: held[3].update(a=held[4]["a"]),
+    "one number twice": lambda held: held[3].update(step=held[4]["step"]),
+    "a view": lambda held: held[3].update(b=held[8]["b"][2:]),
+    "one row twice": lambda held: held.__setitem__(3, held[4]),
+    "a dict of no text": lambda held: [row.update({7: torch.ones(1)}) for row in held],
+    "a key that is escaped": lambda held: [row.update({"a b": torch.ones(1)}) for row in held],
+    "a long key": lambda held: [row.update({"l" * 500: torch.ones(1)}) for row in held],
+}
+
+
+@pytest.mark.parametrize("change", ROWS)
+def test_many_dicts_of_tensors_are_stored_as_a_few_are(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {"first": 1.5, "state": rows(ROWS[change]), "last": torch.tensor(7)}
+
+    def drafted() -> tuple[object, list[int], list[tuple[str, int]], list[int]]:
+        draft = draft_of(whole, Sight.of(whole), path="x")
+        # What stands for a view is another one each time.
+        named = [(name, tensor.data_ptr()) for name, tensor in draft.tensors]
+        return draft.plain, list(map(id, draft.values)), named, list(map(id, draft.origins))
+
+    found = drafted()
+    monkeypatch.setattr(tree, "MANY", 1000)
+    assert found == drafted()

@@ -42,7 +42,7 @@ from safepoint.state.shards import ShardTarget, new_target, target_in
 from safepoint.state.sight import Sight
 from safepoint.state.stored import malformed
 from safepoint.state.targets import InPlaceTarget, NewTensorTarget
-from safepoint.state.tensors import check_storable, spec_of
+from safepoint.state.tensors import check_storable, specs_of
 from safepoint.state.tree import class_name, draft_of, flatten
 
 _NOBODY = Owner()
@@ -164,7 +164,8 @@ class OptimizerItem:
         exact = unshared_names(look.stored.states)
         absent = absent_of(look.stored, look.named)
         unread = {leaf.name for name in absent for leaf in leaves_of(look.stored.states[name])}
-        owners = owners_of(look.stored, saved.plain, look.named)
+        owners = owners_of(look.stored, look.named)
+        specs = dict(zip(live, specs_of(list(live.items())), strict=True))
         self._targets = {}
         for name, spec in saved.specs.items():
             if name in unread:
@@ -172,7 +173,7 @@ class OptimizerItem:
             owner = owners.get(name, _NOBODY)
             device = owner.device
             here = live.get(name) if name in exact else None
-            if here is not None and spec_of(name, here) == spec and here.device == device:
+            if here is not None and specs[name] == spec and here.device == device:
                 self._targets[name] = target_in(here, f"{self._name}: {name}")
             else:
                 like = owner.parameter if owner.is_dense and not name.endswith("/step") else None

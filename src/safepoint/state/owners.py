@@ -54,10 +54,11 @@ def absent_of(stored: SavedOptimizer, named: Mapping[str, torch.Tensor]) -> set[
     return {name for name, value in stored.states.items() if name not in named and not is_shared(value)}
 
 
-def owners_of(stored: SavedOptimizer, plain: object, named: Mapping[str, torch.Tensor]) -> dict[str, Owner]:
-    """Return the owner of each stored tensor; `plain` is the whole tree."""
+def owners_of(stored: SavedOptimizer, named: Mapping[str, torch.Tensor]) -> dict[str, Owner]:
+    """Return the owner of each stored tensor."""
     kinds = kinds_of(stored)
-    owners = {leaf.name: Owner(leaf.device, is_dense=type(leaf) is TensorLeaf) for leaf in leaves_of(plain)}
+    others = [[group.options for group in stored.groups], stored.other, stored.extra]
+    owners = {leaf.name: Owner(leaf.device, is_dense=type(leaf) is TensorLeaf) for leaf in leaves_of(others)}
     for name, value in stored.states.items():
         parameter, saved_kind = named.get(name), kinds.get(name, "")
         for leaf in leaves_of(value):

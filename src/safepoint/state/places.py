@@ -47,6 +47,12 @@ def plain_names_below(name: str, keys: Sequence[str]) -> list[str] | None:
     return names if max(map(len, names), default=0) <= _LONGEST_NAME else None
 
 
+def plain_names_within(names: Sequence[str], key: str) -> list[str] | None:
+    """Return what tensors under one key of each of these places are called; None as in `plain_names_below`."""
+    within = [f"{name}/{key}" for name in names] if _PLAIN.match(key) else []
+    return within if 0 < max(map(len, within), default=0) <= _LONGEST_NAME else None
+
+
 def tensor_name(name: str, before: int) -> str:
     """Return what a tensor is called that stands at a place, as the tensor after `before` others of its tree."""
     name = name or "value"

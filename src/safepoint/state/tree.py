@@ -14,9 +14,8 @@ Spec: F3, F4.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from itertools import repeat
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from safepoint.format.plain import (
 from safepoint.state import shards, sparse
 from safepoint.state.aliases import Occupant, Span, are_apart, find_spans
 from safepoint.state.draft import ATOMS, Draft, NamedTensors, Values, container_of, device_kind
+from safepoint.state.leaf_columns import rows_of, tensor_leaves
 from safepoint.state.numbers import scalar_bytes
 from safepoint.state.places import below, join, plain_names_below, segment, tensor_name
 from safepoint.state.rebuild import MANY, SPARSE_KEY, Rebuilder, to_kind
@@ -45,8 +45,6 @@ from safepoint.state.sight import Sight
 from safepoint.state.tensors import PLAIN_TYPES, are_plainly_storable, check_storable, dtype_name, is_distributed
 
 _CONTAINERS = (list, dict, OrderedDict, set)
-_OWN_STATE, _LAYOUT = attrgetter("__dict__"), attrgetter("layout")
-_IS_CPU, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("requires_grad")
 
 
 def flatten(
@@ -264,8 +262,8 @@ class _Builder:
         if kind in PLAIN_TYPES:
             return self._tensor(value, name)
         if kind in (dict, OrderedDict):
-            leaves = self._plain_leaves(value, name) if len(value) >= MANY else None
-            return kind(self._pairs(value, name) if leaves is None else zip(value, leaves, strict=True))
+            held = self._many(value, name) if len(value) >= MANY else None
+            return kind(self._pairs(value, name) if held is None else zip(value, held, strict=True))
         if kind in (list, tuple):
             return kind(self.build(element, below(name, index)) for index, element in enumerate(value))
         if kind in (set, frozenset):
@@ -288,22 +286,24 @@ class _Builder:
                 part = self._segments[key] = segment(key)
             yield key, self.build(element, begin + part)
 
-    def _plain_leaves(self, held: Mapping[Any, Any], name: str) -> list[TensorLeaf] | None:
-        """Return the leaves of a dict that holds nothing but plain tensors of its own, whole ones; else None."""
-        tensors = list(held.values())
-        if self._spans or set(map(type, tensors)) != {torch.Tensor} or set(map(type, held)) != {str}:
-            return None
-        is_each_alone = not any(map(self._visits.__contains__, map(id, tensors)))
-        if not is_each_alone or any(map(_OWN_STATE, tensors)) or not all(map(torch.Tensor.dim, tensors)):
-            return None
-        if set(map(_LAYOUT, tensors)) != {torch.strided} or not all(map(_IS_CPU, tensors)):
-            return None
-        names = plain_names_below(name, list(held))
+    def _many(self, held: Mapping[Any, Any], name: str) -> Sequence[object] | None:
+        """Return what stands for what a dict holds if that is plain tensors, or dicts of them, met once; else None."""
+        values, names, met_again = list(held.values()), None, self._visits.keys()
+        if not self._spans and set(map(type, held)) == {str} and met_again.isdisjoint(map(id, values)):
+            names = plain_names_below(name, list(held))
         if names is None:
             return None
-        self.tensors += zip(names, tensors, strict=True)
-        self.origins += tensors
-        return list(map(TensorLeaf, names, repeat("tensor"), repeat("cpu"), map(_REQUIRES_GRAD, tensors)))
+        leaves: Sequence[object] | None = tensor_leaves(values, names)
+        named: NamedTensors = list(zip(names, values, strict=True))
+        if leaves is None and self._values is not None and set(map(type, values)) == {dict} and values[0]:
+            rows = rows_of(values, names, first=len(self._values.found))
+            if rows is not None and met_again.isdisjoint(map(id, chain.from_iterable(map(dict.values, values)))):
+                leaves, named = rows.leaves, rows.named
+                self._values.found += rows.opened
+        if leaves is not None:
+            self.tensors += named
+            self.origins += [tensor for _, tensor in named]
+        return leaves
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> object:
         if tensor.layout is not torch.strided and sparse.is_sparse(tensor):
