@@ -308,13 +308,12 @@ class ModuleItem:
         """Return what was seen when a saved item was compared, or look for the first time."""
         if self._look is None or self._look.saved is not saved:
             stored, live = parse_module(saved, self._name), {slot.name: slot for slot in walk_slots(self._module)}
-            look = _Look(saved, stored, live)
-            for name, slot in live.items():
-                entry = stored.entries.get(name)
-                if slot.tensor is not None and entry is not None and is_alike(entry, slot, saved.specs):
-                    check_storable(slot.tensor, f"{self._name}.{name}")
-                    look.alike.add(name)
-            self._look = look
+            both = [(stored.entries[name], slot) for name, slot in live.items() if name in stored.entries]
+            alike = {slot.name: slot.tensor for entry, slot in both if is_alike(entry, slot, saved.specs)}
+            tensors = [one for one in alike.values() if one is not None]
+            for name, tensor in () if are_plainly_storable(tensors) else zip(alike, tensors, strict=True):
+                check_storable(tensor, f"{self._name}.{name}")
+            self._look = _Look(saved, stored, live, set(alike))
         return self._look
 
     def _looked_again(self, saved: SavedItem) -> _Look:
