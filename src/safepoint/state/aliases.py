@@ -13,16 +13,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import add, attrgetter
+from functools import partial
+from operator import add, attrgetter, itemgetter, le
 
 import msgspec
 import torch
 
 from safepoint.errors import RequestError
 from safepoint.state.memory import byte_range
+from safepoint.state.portions import facts_of
 
 _SIZE = attrgetter("nbytes")
+_BEGIN, _END = itemgetter(0), itemgetter(1)
 
 
 class Occupant(msgspec.Struct, frozen=True):
@@ -79,9 +81,9 @@ def find_spans(occupants: Sequence[Occupant]) -> dict[int, Span]:
 
 def are_apart(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether no two tensors overlap, so that none has a span, of tensors that are `are_plainly_storable`."""
-    begins = list(map(torch.Tensor.data_ptr, tensors))
-    ranges = sorted(zip(begins, map(add, begins, map(_SIZE, tensors)), strict=True))
-    return all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
+    begins, sizes = facts_of(tensors, (partial(map, torch.Tensor.data_ptr), partial(map, _SIZE)))
+    ranges = sorted(zip(begins, map(add, begins, sizes), strict=True))
+    return all(map(le, map(_END, ranges), map(_BEGIN, ranges[1:])))
 
 
 def _families(occupants: Sequence[Occupant]) -> list[list[Occupant]]:

@@ -13,6 +13,7 @@ import torch
 from safepoint.format.leaves import OpenScalar, TensorLeaf
 from safepoint.state.draft import NamedTensors
 from safepoint.state.places import plain_names_within
+from safepoint.state.portions import portions_of
 from safepoint.state.tensors import dtype_name
 
 _OWN_STATE, _LAYOUT, _DTYPE = attrgetter("__dict__"), attrgetter("layout"), attrgetter("dtype")
@@ -32,9 +33,12 @@ class Rows(msgspec.Struct, frozen=True):
 
 def tensor_leaves(tensors: Sequence[torch.Tensor], names: Sequence[str]) -> list[TensorLeaf] | None:
     """Return the leaf of each tensor under its name; None where one is a number, or not plain host memory."""
-    if not _are_plain(tensors) or not all(map(torch.Tensor.dim, tensors)):
-        return None
-    return list(map(TensorLeaf, names, repeat("tensor"), repeat("cpu"), map(_REQUIRES_GRAD, tensors)))
+    flags: list[bool] = []
+    for portion in portions_of(tensors):
+        if not _are_plain(portion) or not all(map(torch.Tensor.dim, portion)):
+            return None
+        flags += map(_REQUIRES_GRAD, portion)
+    return list(map(TensorLeaf, names, repeat("tensor"), repeat("cpu"), flags))
 
 
 def rows_of(held: Sequence[dict[str, Any]], names: Sequence[str], *, first: int) -> Rows | None:

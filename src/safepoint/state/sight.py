@@ -13,7 +13,8 @@ call for each tensor would take longer than all of it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain, compress, repeat
 from operator import attrgetter, contains
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 
 from safepoint.format.plain import MAX_DEPTH
 from safepoint.state.draft import ATOMS, container_of
+from safepoint.state.portions import Asking, facts_of
 from safepoint.state.rebuild import SPARSE_KEY
 from safepoint.state.shards import memories_of, ways_of
 from safepoint.state.tensors import PLAIN_TYPES, are_distributed
@@ -29,20 +31,22 @@ from safepoint.state.tensors import PLAIN_TYPES, are_distributed
 _KEYS = frozenset({str, int})
 _STRIDED = frozenset({torch.strided})
 _OWN_STATE = attrgetter("__dict__")
-_DTYPE = attrgetter("dtype")
 _IS_COMPLEX = attrgetter("is_complex")
-_LAYOUT = attrgetter("layout")
+_DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 _REQUIRES_GRAD = attrgetter("requires_grad")
-_SHAPE = attrgetter("shape")
 # What an atom of each type leaves as a fact: nothing, but for a text.
 _MARKS: dict[type, type | None] = {kind: None if kind is not str else str for kind in ATOMS}
-_FACTS: tuple[Callable[[torch.Tensor], object], ...] = (
-    attrgetter("device"),
-    _REQUIRES_GRAD,
-    torch.Tensor.data_ptr,
-    torch.Tensor.storage_offset,
-    torch.Tensor.stride,
-    torch.Tensor.is_neg,
+_FACTS: tuple[Asking, ...] = (
+    partial(map, attrgetter("layout")),
+    partial(map, attrgetter("shape")),
+    partial(map, attrgetter("dtype")),
+    lambda tensors: map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)),
+    partial(map, attrgetter("device")),
+    partial(map, attrgetter("requires_grad")),
+    partial(map, torch.Tensor.data_ptr),
+    partial(map, torch.Tensor.storage_offset),
+    partial(map, torch.Tensor.stride),
+    partial(map, torch.Tensor.is_neg),
 )
 
 
@@ -212,16 +216,16 @@ class Sight:
         if not PLAIN_TYPES.issuperset(kinds):
             self._see_shards()
         memories = self.memories
-        if not PLAIN_TYPES.issuperset(map(type, memories)) or not _STRIDED.issuperset(map(_LAYOUT, memories)):
+        if not PLAIN_TYPES.issuperset(map(type, memories)):
             return False
         try:
-            shapes = list(map(_SHAPE, memories))
+            layouts, shapes, dtypes, *others = facts_of(memories, _FACTS)
         except RuntimeError:
-            # Tensors of several shapes in one, which are nested, have none.
+            # Tensors of several shapes in one, which are nested, have none, and sparse ones no memory of their own.
             return False
-        dtypes = list(map(_DTYPE, memories))
-        sizes = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, memories))
-        self.facts += (kinds, shapes, dtypes, list(sizes), *(list(map(fact, memories)) for fact in _FACTS))
+        if not _STRIDED.issuperset(layouts):
+            return False
+        self.facts += (kinds, shapes, dtypes, *others)
         if any(map(_IS_COMPLEX, set(dtypes))):
             self.facts.append(list(map(torch.Tensor.is_conj, memories)))
         if any(map(_OWN_STATE, self.tensors)):

@@ -14,6 +14,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from operator import add, attrgetter, ge, mul
 from typing import Any
 
@@ -37,6 +38,7 @@ from safepoint.state.memory import (
     places_at,
     writes_of,
 )
+from safepoint.state.portions import facts_of, portions_of
 from safepoint.state.streams import far_of
 
 SPARSE_LAYOUTS = (
@@ -137,8 +139,11 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
     @staticmethod
     def places(sources: Sequence[TensorSource]) -> list[Place | None]:
         """Return where the bytes of each lie; see `safepoint.state.item.Placed`."""
-        tensors = list(map(_TENSOR, sources))
-        return places_at(direct_addresses(tensors), tensors)
+        found: list[Place | None] = []
+        for portion in portions_of(sources):
+            tensors = list(map(_TENSOR, portion))
+            found += places_at(direct_addresses(tensors), tensors)
+        return found
 
     @staticmethod
     def far(sources: Sequence[TensorSource], kept: dict[Any, Any]) -> Far | None:
@@ -199,11 +204,10 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 def specs_of(named: Sequence[tuple[str, torch.Tensor]]) -> list[TensorSpec]:
     """Return `spec_of` each; a call for each takes longer than all else that is done with a small one."""
     names, tensors = zip(*named, strict=True) if named else ((), ())
-    shapes = list(map(tuple, map(_SHAPE, tensors)))
+    shapes, dtypes = facts_of(tensors, (lambda some: map(tuple, map(_SHAPE, some)), partial(map, _DTYPE)))
     axes = list(map(len, shapes))
     begins = {count: (0,) * count for count in set(axes)}
-    dtypes = map(dtype_name, map(_DTYPE, tensors))
-    return list(map(TensorSpec, names, dtypes, shapes, shapes, map(begins.__getitem__, axes)))
+    return list(map(TensorSpec, names, map(dtype_name, dtypes), shapes, shapes, map(begins.__getitem__, axes)))
 
 
 @functools.cache
@@ -265,6 +269,10 @@ def are_plainly_storable(tensors: Sequence[torch.Tensor]) -> bool:
 
     Many are looked at at once: a call for each takes longer than all that is looked at.
     """
+    return sys.byteorder == "little" and all(map(_are_plainly_storable, portions_of(tensors)))
+
+
+def _are_plainly_storable(tensors: Sequence[torch.Tensor]) -> bool:
     if not PLAIN_TYPES.issuperset(map(type, tensors)) or not _STRIDED.issuperset(map(attrgetter("layout"), tensors)):
         return False
     if any(map(attrgetter("is_nested"), tensors)) or not all(map(attrgetter("is_cpu"), tensors)):
@@ -274,7 +282,7 @@ def are_plainly_storable(tensors: Sequence[torch.Tensor]) -> bool:
     held = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
     begins = map(mul, map(torch.Tensor.storage_offset, tensors), map(attrgetter("itemsize"), tensors))
     ends = map(add, begins, map(attrgetter("nbytes"), tensors))
-    return all(map(ge, held, ends)) and sys.byteorder == "little"
+    return all(map(ge, held, ends))
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
