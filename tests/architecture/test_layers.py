@@ -44,7 +44,9 @@ LINE = {name: line for line, names in enumerate(LAYERS) for name in names}
 
 TORCH = frozenset({"torch", "torchdata", "safetensors.torch"})
 TORCH_PACKAGES = frozenset({"state", "data", "audit", "interop", "integrations"})
-TORCH_FREE_FILES = frozenset({"state/__init__.py", "state/far.py", "state/item.py", "state/snapshot.py"})
+TORCH_FREE_FILES = frozenset(
+    {"state/__init__.py", "state/far.py", "state/item.py", "state/portions.py", "state/snapshot.py"}
+)
 
 CHANCE = frozenset({"time", "random", "uuid", "secrets", "socket"})
 CHANCE_OF_OS = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv", "urandom", "getrandom"})
@@ -66,7 +68,7 @@ TORCH_FREE_UNITS = frozenset(LINE) - TORCH_PACKAGES - {
     "restoration",
     "report",
     "testing",
-} | {"state.far", "state.item", "state.snapshot"}
+} | {"state.far", "state.item", "state.portions", "state.snapshot"}
 
 ROOT_FILE = PACKAGE / "__init__.py"
 FILES = package_files()

@@ -30,7 +30,8 @@ from safepoint.restoring.together import merged_findings, merged_names
 from safepoint.restoring.trees import differing_values
 from safepoint.restoring.union import is_module, is_optimizer
 from safepoint.restoring.validate import SavedState
-from safepoint.state.item import Item, Source, TensorSpec, placed
+from safepoint.state.item import CapturedTensor, Item, Source, TensorSpec, placed
+from safepoint.state.portions import portions_of
 from safepoint.state.snapshot import SnapshotItem, capture_item
 
 _LONGEST_PATH = 200
@@ -159,20 +160,26 @@ def _difference(
         is_part = live.name in saved.divided
         if not is_split or not _is_taken(plain, stored, is_part=is_part):
             return _first_difference(stored, plain)
-    found = _difference_of_tensors(saved.items[live.name].specs, live, left, trusts=trusts)
-    if found is not None:
-        return found
+    for tensors in portions_of(live.tensors):
+        found = _difference_of_tensors(saved.items[live.name].specs, live.name, tensors, left, trusts=trusts)
+        if found is not None:
+            return found
     missing = [key for key in left if key[0] == live.name and 0 not in key[3]]
     return (f"{missing[0][1]} at {list(missing[0][2])}", "absent") if missing else None
 
 
 def _difference_of_tensors(
-    stored: Mapping[str, TensorSpec], live: SnapshotItem, left: dict[BoxKey, Arrival], *, trusts: bool
+    stored: Mapping[str, TensorSpec],
+    item: str,
+    tensors: Sequence[CapturedTensor],
+    left: dict[BoxKey, Arrival],
+    *,
+    trusts: bool,
 ) -> tuple[str, str] | None:
     """Return what was expected and found of the first tensor that is not what its boxes were filled with."""
-    specs, sources = list(map(_SPEC, live.tensors)), list(map(_SOURCE, live.tensors))
+    specs, sources = list(map(_SPEC, tensors)), list(map(_SOURCE, tensors))
     names = list(map(_NAME, specs))
-    keys = zip(repeat(live.name), names, map(_OFFSET, specs), map(_SHAPE, specs))
+    keys = zip(repeat(item), names, map(_OFFSET, specs), map(_SHAPE, specs))
     arrivals = list(map(left.pop, keys, repeat(None)))
     known = [one for one in arrivals if one is not None]
     if trusts and len(known) == len(arrivals):
