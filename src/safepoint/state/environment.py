@@ -76,7 +76,11 @@ def _tensors_of(entry: object, glances: Glances) -> Iterator[torch.Tensor]:
         elif isinstance(one, dict | list | tuple) and id(one) not in seen:
             # A container may hold itself; that is refused where it is to be stored.
             seen.add(id(one))
-            waiting += one.values() if isinstance(one, dict) else one
+            values = list(one.values() if isinstance(one, dict) else one)
+            if all(issubclass(kind, torch.Tensor) for kind in set(map(type, values))):
+                yield from values
+            else:
+                waiting += values
 
 
 def _attention_kernels() -> list[str]:
