@@ -2,9 +2,15 @@
 
 1. It is that of the process that began it: a child that is forked off meanwhile waits for nothing.
 2. A failure of the copy is that of its save, and is told where that is.
+3. While a thread saves a boundary, a step in another one waits: a fused one would change what is read, and no count
+   of writes would show it.
 """
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from safepoint.ambient import Ambient
 from safepoint.saving.crossing import Copier
@@ -18,6 +24,21 @@ class Behind:
         self._ambient = ambient
         self._costs = costs
         self._followed: tuple[int, Copier, Running] | None = None
+        self._pid, self._boundary = ambient.pid(), threading.RLock()
+
+    @contextmanager
+    def boundary(self) -> Iterator[None]:
+        """Hold steps in other threads up while this block saves a boundary."""
+        with self._boundary:
+            yield
+
+    def pass_boundary(self) -> None:
+        """Return when no other thread saves a boundary and the state may change; see `wait`."""
+        # In a child that was forked off meanwhile nobody would ever leave the boundary.
+        if self._ambient.pid() == self._pid:
+            with self._boundary:
+                pass
+        self.wait()
 
     def follow(self, copying: Copier, running: Running) -> None:
         """Have steps wait for this copy; the one before must have been left."""

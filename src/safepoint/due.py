@@ -160,7 +160,8 @@ class DueSaves:
         self._saver.raise_owed(waits=True, is_explicit=True)
 
     def before_step(self) -> None:
-        """Look at what was done since the boundary, before an optimizer steps."""
+        """Look at what was done since the boundary, before an optimizer steps; none does while it is saved."""
+        self._saver.behind.pass_boundary()
         self._check_nothing_is_late("an optimizer is about to step")
         if not self._boundary.goes_on:
             self._circumstances.check_schedules()

@@ -199,7 +199,7 @@ class Saver:
             SafepointError: This save or the one before failed, and the policy is to raise.
         """
         note, beside = session.journal.event, self._is_background
-        with self.costs.blocked(lambda: self.is_saving, note, is_background=beside) as running:
+        with self.behind.boundary(), self.costs.blocked(lambda: self.is_saving, note, is_background=beside) as running:
             self._save(session, snapshot, handle, running, on_agreed)
 
     def prepare(self, size_bytes: int) -> None:
@@ -235,7 +235,6 @@ class Saver:
             on_phase=lambda phase: self._evidence.tell("phase", phase=phase),
             on_agreed=on_agreed,
         )
-
         self._began_s = self._ambient.monotonic()
         mark_begun(handle)
 

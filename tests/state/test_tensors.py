@@ -127,6 +127,7 @@ def _freed() -> torch.Tensor:
     "build",
     [
         lambda: torch.empty(2, device="meta"),
+        lambda: torch._efficientzerotensor((2,)),
         _fake,
         _freed,
         lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
@@ -137,7 +138,7 @@ def _freed() -> torch.Tensor:
         lambda: torch.zeros(2, dtype=torch.complex32),
         lambda: torch.ones(2, 2).to_mkldnn(),
     ],
-    ids=["meta", "fake", "freed", "quantised", "nested", "jagged", "subclass", "lazy", "complex32", "mkldnn"],
+    ids=["meta", "zero", "fake", "freed", "quantised", "nested", "jagged", "subclass", "lazy", "complex32", "mkldnn"],
 )
 def test_a_tensor_without_an_exact_picture_is_refused_by_its_path(build: Any) -> None:
     with pytest.raises(RequestError) as caught:

@@ -251,6 +251,8 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
         raise _refused(tensor, path, "is nested", "Store its values and offsets as plain tensors.")
     if tensor.is_meta:
         raise _refused(tensor, path, "has no values (meta device)", "Materialise it before saving.")
+    if tensor._is_zerotensor():
+        raise _refused(tensor, path, "has no memory (a ZeroTensor)", "Store tensor.clone().")
     if tensor.is_quantized:
         raise _refused(tensor, path, "is quantised", "Store its integer representation, scale and zero point.")
     if dtype_name(tensor.dtype) not in DTYPES:
@@ -276,6 +278,8 @@ def _are_plainly_storable(tensors: Sequence[torch.Tensor]) -> bool:
     if not PLAIN_TYPES.issuperset(map(type, tensors)) or not _STRIDED.issuperset(map(attrgetter("layout"), tensors)):
         return False
     if any(map(attrgetter("is_nested"), tensors)) or not all(map(attrgetter("is_cpu"), tensors)):
+        return False
+    if any(map(torch.Tensor._is_zerotensor, tensors)):
         return False
     if not _STORED.issuperset(map(attrgetter("dtype"), tensors)) or not all(map(torch.Tensor.is_contiguous, tensors)):
         return False
