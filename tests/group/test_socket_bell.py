@@ -5,17 +5,16 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from safepoint.ambient import SystemAmbient
-from safepoint.errors import AbortedError
 from safepoint.group import socket_bell
 from safepoint.group.bell import Bell, NoBell
 from safepoint.group.board_group import BoardGroup
 from safepoint.group.socket_bell import BellPlace, reach_bell, serve_bell
-from safepoint.testing.ambient import FakeAmbient, FakeWorld
 from safepoint.testing.ranks import MemoryBoard, SharedMessages
 from tests.group.boards import at_once
 
@@ -145,6 +144,73 @@ def test_a_connection_that_breaks_is_heard_no_more_on_either_side(bells: list[Be
         one.close()
 
 
+def test_who_waits_looks_when_a_connection_ends_for_what_was_rung_may_be_lost(bells: list[Bell]) -> None:
+    leader, *followers = all_connected(bells)
+    count = leader.count
+    followers[0].close()
+    leader.wait(count, LIMIT_S)
+    assert leader.count > count
+    counts = [one.count for one in followers]
+    leader.close()
+    for one, before in zip(followers[1:], counts[1:], strict=True):
+        one.wait(before, LIMIT_S)
+        assert one.count > before
+
+
+def test_a_rank_that_can_have_no_sockets_has_no_bell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    assert isinstance(reach_bell(HERE, BellPlace(1, "a", "b"), ambient=SystemAmbient()), NoBell)
+    assert serve_bell(2, ambient=SystemAmbient())[1] is None
+
+
+class Slow:
+    """A connection under whose sending another thread wants to close it."""
+
+    def __init__(self, connections: socket_bell._Connections) -> None:
+        self._end = threading.Thread(target=connections.let_go, daemon=True)
+        self.is_closed = self.was_closed = False
+
+    def fileno(self) -> int:
+        return 1
+
+    def setsockopt(self, *_option: int) -> None:
+        pass
+
+    def setblocking(self, _is_on: bool) -> None:
+        pass
+
+    def send(self, _data: bytes, _flags: int) -> None:
+        self._end.start()
+        self._end.join(0.1)
+        self.was_closed = self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def ends(self) -> None:
+        self._end.join(LIMIT_S)
+
+
+def test_no_connection_is_closed_under_who_rings() -> None:
+    connections = socket_bell._Connections()
+    connection = Slow(connections)
+    connections.add(connection)  # type: ignore[arg-type]  # what is used of a socket
+    connections.ring()
+    connection.ends()
+    assert connection.is_closed and not connection.was_closed
+
+
+def test_each_side_closes_the_end_that_it_uses() -> None:
+    waker = socket_bell._Waker()
+    waker.let_go()
+    assert (waker.other.fileno() < 0, waker._own.fileno() < 0) == (True, False)
+    waker.wake()
+    assert waker._own.fileno() < 0
+
+
 def test_where_there_is_nothing_to_connect_to_nobody_rings(bells: list[Bell]) -> None:
     leader, place = served(bells, 2)
     leader.close()
@@ -172,119 +238,6 @@ def test_a_reader_that_never_reads_does_not_stop_who_rings(bells: list[Bell]) ->
     caller.close()
 
 
-class Played:
-    """A bell that is said to be heard, and rings when the clock says so."""
-
-    is_heard = True
-
-    def __init__(self, ambient: FakeAmbient, rings_at: Sequence[float] = ()) -> None:
-        self._ambient, self._rings_at = ambient, list(rings_at)
-        self.count = 0
-
-    def wait(self, count: int, seconds: float) -> None:
-        assert count == self.count
-        now = self._ambient.monotonic()
-        if self._rings_at and self._rings_at[0] <= now + seconds:
-            self._ambient.sleep(self._rings_at.pop(0) - now)
-            self.count += 1
-        else:
-            self._ambient.sleep(seconds)
-
-    def ring(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Watched(MemoryBoard):
-    """A board on which a message appears at a time, and which notes when it is looked at."""
-
-    def __init__(self, ambient: FakeAmbient, rank: int, appear: dict[str, float] | None = None) -> None:
-        super().__init__(SharedMessages(), rank)
-        self._ambient, self._appear = ambient, appear or {}
-        self.looked_at: list[float] = []
-
-    def look(self, key: str, *, limit_s: float) -> bytes | None:
-        self.looked_at.append(self._ambient.monotonic())
-        return f"{key}\0said".encode() if self.looked_at[-1] >= self._appear.get(key, float("inf")) else None
-
-
-def waiting(appears_s: float, rings_s: Sequence[float]) -> tuple[float, list[float]]:
-    """Return how late a rank is that waits for a word, and when it looks, in seconds from the beginning."""
-    ambient = FakeAmbient(FakeWorld(), pid=1)
-    began = ambient.monotonic()
-    board = Watched(ambient, 1, {"plan/word": began + appears_s})
-    bell = Played(ambient, [began + one for one in rings_s])
-    group = BoardGroup(board, rank=1, world_size=2, ambient=ambient, bell=bell)
-    assert group.spread("plan", None, deadline_s=LIMIT_S) == b"said"
-    looks_s = [one - began for one in board.looked_at]
-    return looks_s[-1] - appears_s, looks_s
-
-
-def test_who_is_rung_looks_at_once_and_seldom_before() -> None:
-    late_s, looks_s = waiting(0.3, [0.3])
-    assert late_s == pytest.approx(0.0, abs=1e-6)
-    assert len(looks_s) <= 8
-
-
-def test_a_message_that_comes_behind_its_ring_is_found_soon() -> None:
-    late_s, _ = waiting(10.003, [10.0])
-    assert 0 <= late_s <= 0.01
-
-
-def test_a_message_is_found_where_its_ring_is_lost() -> None:
-    late_s, _ = waiting(10.1, [])
-    assert 0 <= late_s <= 0.3
-
-
-def test_rings_for_others_end_no_wait() -> None:
-    late_s, looks_s = waiting(10.0, [0.5 * number for number in range(1, 21)])
-    assert late_s == pytest.approx(0.0, abs=1e-6)
-    assert len(looks_s) > 20
-
-
-def test_a_leader_that_is_rung_names_only_those_who_are_absent() -> None:
-    ambient = FakeAmbient(FakeWorld(), pid=1)
-    board, bell = MemoryBoard(SharedMessages(), 0), Played(ambient)
-    group = BoardGroup(board, rank=0, world_size=RANKS, ambient=ambient, bell=bell)
-    board.post("plan/2", b"two", limit_s=LIMIT_S)
-    board.post("plan/3", b"three", limit_s=LIMIT_S)
-    with pytest.raises(AbortedError, match=r"found nothing from rank 1\. "):
-        group.gather("plan", b"zero", deadline_s=LIMIT_S)
-
-
-class Counted(NoBell):
-    """No bell that counts how often it should have rung."""
-
-    rings, is_closed = 0, False
-
-    def ring(self) -> None:
-        self.rings += 1
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-def test_every_word_and_every_part_is_rung_for_and_the_bell_ends_with_the_group() -> None:
-    ambient, messages = SystemAmbient(), SharedMessages()
-    ends = [Counted(ambient) for _ in range(2)]
-    groups = [
-        BoardGroup(MemoryBoard(messages, rank), rank=rank, world_size=2, ambient=ambient, bell=end)
-        for rank, end in enumerate(ends)
-    ]
-
-    def act(group: BoardGroup) -> None:
-        group.gather("all", b"", deadline_s=LIMIT_S)
-        group.spread("word", None if group.rank else b"said", deadline_s=LIMIT_S)
-        group.close(deadline_s=LIMIT_S)
-
-    at_once([lambda group=group: act(group) for group in groups])
-    # The leader's closing word and its other one; the other rank's part and its farewell.
-    assert [end.rings for end in ends] == [2, 2]
-    assert all(end.is_closed for end in ends)
-
-
 def test_exchanges_go_on_where_some_ranks_have_no_bell(bells: list[Bell]) -> None:
     leader, place = served(bells, 3)
     messages, ambient = SharedMessages(), SystemAmbient()
@@ -308,8 +261,14 @@ follower = reach_bell(("127.0.0.1",), place, ambient=SystemAmbient())
 while not (leader.is_heard and follower.is_heard):
     leader.wait(leader.count, 0.01)
 reader, writer = os.pipe()
-child = os.fork()
+# As when another thread rings and is rung.
+with leader._side.connections._lock, leader._side.rings._condition:
+    child = os.fork()
 if child == 0:
+    elsewhere = threading.Thread(target=lambda: (leader.ring(), leader.wait(leader.count, 0.01)), daemon=True)
+    elsewhere.start()
+    elsewhere.join(20)
+    os.write(writer, b"stuck " if elsewhere.is_alive() else b"")
     # What a child that outlives its parent would hold open; its own end must not end the parent's.
     leader.close()
     follower.close()
@@ -340,3 +299,27 @@ def test_a_child_holds_nothing_of_it_and_a_process_ends_while_threads_wait() -> 
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (7, "0 True True\n"), ended.stderr
+
+
+BROKEN = """
+import signal, socket
+from safepoint.ambient import SystemAmbient
+from safepoint.group.socket_bell import serve_bell
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+leader, place = serve_bell(3, ambient=SystemAmbient())
+ranks = [socket.create_connection(("127.0.0.1", place.port)) for _ in range(2)]
+for one in ranks:
+    one.sendall(place.greeting.encode())
+while not leader.is_heard:
+    leader.wait(leader.count, 0.01)
+for held in leader._side.connections._held.values():
+    held.shutdown(socket.SHUT_WR)
+leader.ring()
+print("goes on")
+"""
+
+
+def test_a_connection_that_is_gone_does_not_end_who_rings_by_a_signal() -> None:
+    ended = subprocess.run([sys.executable, "-c", BROKEN], text=True, capture_output=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "goes on\n"), ended.stderr

@@ -174,6 +174,7 @@ class BoardGroup:
     def _receive(self, missing: dict[str, int], deadline_s: float, watch: Watch | None = None) -> dict[int, bytes]:
         """Return the messages that came within the deadline, by rank, or until a rank is silent."""
         messages: dict[int, bytes] = {}
+        looked_at = self._ambient.monotonic()
 
         def take(keys: list[str], limit_s: float) -> bool:
             for key, message in self._board.take(keys, limit_s=limit_s).items():
@@ -181,8 +182,12 @@ class BoardGroup:
             return missing.keys().isdisjoint(keys)
 
         def look(limit_s: float) -> bool | None:
-            # Every rank rings: the leader of many does not look for all of them each time.
-            one_by_one = self._bell.is_heard and watch is None
+            nonlocal looked_at
+            # Every rank rings: the leader of many does not look for all of them each time, ...
+            now = self._ambient.monotonic()
+            one_by_one = self._bell.is_heard and watch is None and now - looked_at < _LONGEST_PAUSE_S
+            # ... but often enough that in the end there are not all to be taken that came behind an absent one.
+            looked_at = looked_at if one_by_one else now
             while missing and take(list(missing)[: 1 if one_by_one else None], limit_s):
                 pass
             return True if not missing or (watch is not None and watch.finds_silence(missing.values())) else None

@@ -30,6 +30,8 @@ _SECRET_BYTES = 16
 _RING = b"\0"
 _READ_BYTES = 4096
 _CONNECT_S = 10.0
+# Where a job has given up Python's way with the signal, a rank that is gone would end the one that rings it.
+_QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class SocketBell:
             # A daemon: to look up the name of a host may take minutes.
             threading.Thread(target=side.run, name="safepoint-bell", daemon=True).start()
         except RuntimeError:
+            self._end()
             side.let_go()
             raise
 
@@ -106,8 +109,8 @@ def reach_bell(hosts: Sequence[str], place: BellPlace | None, *, ambient: Ambien
     """
     try:
         return NoBell(ambient) if place is None else SocketBell(_Follower(hosts, place))
-    except RuntimeError as exc:
-        _log.info("this rank looks for messages now and then, for there is no thread for its bell: %s", exc)
+    except (OSError, RuntimeError) as exc:
+        _log.info("this rank looks for messages now and then, for it has no bell: %s", exc)
         return NoBell(ambient)
 
 
@@ -127,6 +130,10 @@ class _Rings:
         with self._condition:
             self._condition.wait_for(lambda: self.count > count, seconds)
 
+    def renew(self) -> None:
+        """Free what a fork may have left locked for good."""
+        self._condition = threading.Condition()
+
 
 class _Connections:
     """Hold the sockets whose other ends are known, by their numbers.
@@ -145,8 +152,9 @@ class _Connections:
         return self._held.get(number)
 
     def add(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setblocking(False)
         with self._lock:
             self._held[connection.fileno()] = connection
@@ -161,16 +169,23 @@ class _Connections:
         with self._lock:
             for connection in self._held.values():
                 with contextlib.suppress(OSError):
-                    connection.send(_RING)
+                    connection.send(_RING, _QUIETLY)
 
     def let_go(self) -> None:
-        """Close this process's ends at the end, or after a fork, which may have left the lock held for good."""
-        for connection in self._held.values():
-            connection.close()
+        with self._lock:
+            for connection in self._held.values():
+                connection.close()
+
+    def renew(self) -> None:
+        """Free what a fork may have left locked for good."""
+        self._lock = threading.Lock()
 
 
 class _Waker:
-    """End another thread's wait for sockets; of this process alone, though a child that was forked off has it too."""
+    """End another thread's wait for sockets; of this process alone, though a child that was forked off has it too.
+
+    Each end is closed by the side that uses it: under the other its number might be that of another file by then.
+    """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -179,11 +194,14 @@ class _Waker:
     def wake(self) -> None:
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
-                self._own.send(_RING)
+                # A child may hold it open.
+                self._own.shutdown(socket.SHUT_RDWR)
+            self._own.close()
 
     def let_go(self) -> None:
-        self._own.close()
         self.other.close()
+        if os.getpid() != self._pid:
+            self._own.close()
 
 
 class _Leader:
@@ -269,7 +287,7 @@ class _Leader:
     def _admits(self, stranger: socket.socket, said: bytes) -> bool:
         if self.is_heard or not said.startswith(self._greeting):
             return False
-        stranger.send(self._answer)
+        stranger.send(self._answer, _QUIETLY)
         self.connections.add(self._strangers.pop(stranger.fileno()))
         return True
 
@@ -278,7 +296,10 @@ class _Leader:
         stranger = self._strangers.pop(number, None)
         if stranger is not None:
             stranger.close()
+            return
         self.connections.drop(number)
+        # Who waits looks more often from now on, and what was rung may be lost.
+        self.rings.add()
 
 
 class _Follower:
@@ -322,7 +343,7 @@ class _Follower:
         return None
 
     def _is_answered(self, connection: socket.socket) -> bool:
-        connection.sendall(self._place.greeting.encode("ascii"))
+        connection.sendall(self._place.greeting.encode("ascii"), _QUIETLY)
         heard = b""
         while len(heard) < len(self._place.answer):
             more = connection.recv(_READ_BYTES)
@@ -342,6 +363,8 @@ class _Follower:
             while self._waker.other.fileno() not in dict(poll.poll()) and connection.recv(_READ_BYTES):
                 self.rings.add()
         self.connections.drop(number)
+        # Who waits looks more often from now on, and what was rung may be lost.
+        self.rings.add()
 
 
 def _listening() -> socket.socket:
@@ -357,4 +380,6 @@ def _let_go(side: Callable[[], _Leader | _Follower | None]) -> None:
     """Close in a child that was forked off what is its parent's."""
     found = side()
     if found is not None:
+        found.rings.renew()
+        found.connections.renew()
         found.let_go()
