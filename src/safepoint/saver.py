@@ -108,7 +108,7 @@ class Saver:
         self._last_step, self._last_time = 0, ambient.monotonic()
         self._was_due = False
         self.committed_step: int | None = None
-        self.costs = Costs(ambient)
+        self.costs = Costs(ambient, lambda: self.is_saving, is_background=self._is_background)
         self.behind = Behind(ambient, self.costs)
         # When the save in flight began, and how long the last committed one took.
         self._began_s = self._took_s = 0.0
@@ -198,8 +198,7 @@ class Saver:
         Raises:
             SafepointError: This save or the one before failed, and the policy is to raise.
         """
-        note, beside = session.journal.event, self._is_background
-        with self.behind.boundary(), self.costs.blocked(lambda: self.is_saving, note, is_background=beside) as running:
+        with self.behind.boundary(), self.costs.blocked(session.journal.event) as running:
             self._save(session, snapshot, handle, running, on_agreed)
 
     def prepare(self, size_bytes: int) -> None:

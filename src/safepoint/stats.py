@@ -120,10 +120,12 @@ class Costs:
 
     Args:
         ambient: The clock.
+        is_saving: Returns whether a save is in flight.
+        is_background: Whether the training goes on before a save has ended.
     """
 
-    def __init__(self, ambient: Ambient) -> None:
-        self._ambient = ambient
+    def __init__(self, ambient: Ambient, is_saving: Callable[[], bool], *, is_background: bool) -> None:
+        self._ambient, self._is_saving, self._is_background = ambient, is_saving, is_background
         self._saves: deque[Running] = deque(maxlen=_KEPT_SAVES)
         self._alone, self._beside = _Steps(), _Steps()
         self._step_began_s: float | None = None
@@ -131,25 +133,21 @@ class Costs:
         self._note: Callable[..., object] = lambda *_, **__: None
 
     @contextmanager
-    def blocked(
-        self, is_saving: Callable[[], bool], note: Callable[..., object], *, is_background: bool
-    ) -> Iterator[Running]:
+    def blocked(self, note: Callable[..., object]) -> Iterator[Running]:
         """Count the time of this block as that for which a save holds the training up, and not as part of a step.
 
         Args:
-            is_saving: Returns whether a save is in flight when the block has ended.
             note: Given the cost of this save, and of those before it, once it is known: by this call or another one.
-            is_background: Whether the training goes on before the save has ended.
         """
         self._note = note
-        running = Running(self._ambient.monotonic(), is_background)
+        running = Running(self._ambient.monotonic(), self._is_background)
         try:
             yield running
         finally:
             running.blocked_s = self._ambient.monotonic() - running.began_s
             if self._step_began_s is not None:
                 self._step_began_s += running.blocked_s
-                self._is_beside = is_saving()
+                self._is_beside = self._is_saving()
             self.tell()
 
     @contextmanager
