@@ -168,13 +168,20 @@ def test_a_relative_root_stays_where_it_was_when_the_working_folder_changes(
     assert storage.url == "runs/digits"
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system in which nobody can make a folder")
+@pytest.mark.parametrize("path", ["/proc/no-run", "/proc/no-run/below"])
+def test_a_place_that_takes_no_folder_is_told_as_such(path: str) -> None:
+    with pytest.raises(StorageError, match="the file system makes none there") as caught:
+        LocalStorage(path).make_root()
+    assert caught.value.code == "storage" and "Choose a place" in caught.value.remedy
+
+
 def test_a_file_in_the_place_of_the_root_is_an_error_and_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"kept")
     for root in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(StorageError):
-            LocalStorage(root).root_exists()
-        with pytest.raises(StorageError):
-            LocalStorage(root).make_root()
+        for look in (LocalStorage(root).root_exists, LocalStorage(root).make_root):
+            with pytest.raises(RequestError, match="a run is a folder"):
+                look()
     assert (tmp_path / "file").read_bytes() == b"kept"
 
 

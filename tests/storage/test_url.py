@@ -37,7 +37,7 @@ def test_each_memory_url_is_a_storage_of_its_own() -> None:
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "gs://bucket/run", "az://container/run"])
 def test_object_stores_are_refused_with_the_reason(url: str) -> None:
-    with pytest.raises(RequestError, match="cloud extra and are not available in this version"):
+    with pytest.raises(RequestError, match="object stores are not supported"):
         open_storage(url)
 
 

@@ -269,7 +269,12 @@ def _holds(storage: Storage, path: str, data: bytes) -> bool:
 
 
 def _ensure_run(storage: Storage, ambient: Ambient, known: dict[int, Incarnation]) -> str:
-    lineage = read_lineage(storage, needs_chain=False, known=known)
+    try:
+        lineage = read_lineage(storage, needs_chain=False, known=known)
+    except CorruptionError:
+        # A path that is no folder is a wrong call, and looks like damage from within: this raises what it is.
+        storage.root_exists()
+        raise
     if lineage.run is not None:
         # Somebody may have removed a folder by hand; what stands in the others is not to be lost for it.
         _make_folders(storage)

@@ -6,7 +6,7 @@ import errno
 import os
 from types import TracebackType
 
-from safepoint.errors import CorruptionError, ObjectExistsError, ObjectMissingError, StorageError
+from safepoint.errors import CorruptionError, ObjectExistsError, ObjectMissingError, RequestError, StorageError
 
 _RETRYABLE = frozenset({errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY})
 
@@ -69,6 +69,17 @@ def not_an_object(where: str, found: str) -> CorruptionError:
         where=where,
         expected="a regular file in regular folders, without links",
         found=found,
+    )
+
+
+def not_a_run(where: str) -> RequestError:
+    """Return the error for a run's path that is no folder, or goes through what is none."""
+    return RequestError(
+        "a run is a folder, and its path names or goes through something else",
+        where=where,
+        expected="a folder, or a path where one can be made",
+        found="a file or another thing that is no folder",
+        remedy="Check the path.",
     )
 
 

@@ -19,9 +19,9 @@ import stat
 from collections.abc import Iterator
 
 from safepoint.ambient import Ambient, SystemAmbient
-from safepoint.errors import CorruptionError, OutcomeUnknownError, RequestError
+from safepoint.errors import CorruptionError, OutcomeUnknownError, RequestError, StorageError
 from safepoint.storage.base import Durability, Entry, byte_view, check_path, is_name, split_path
-from safepoint.storage.failures import Translation, storage_error, translated, translated_for_reader
+from safepoint.storage.failures import Translation, not_a_run, storage_error, translated, translated_for_reader
 from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
 from safepoint.storage.local_naming import name_exclusively
 from safepoint.storage.local_open import FOLDER_FLAGS, OpenFile, OpenFolder
@@ -83,14 +83,16 @@ class LocalStorage:
             return free_bytes(self._root)
 
     def root_exists(self) -> bool:
-        """Return whether the root is a folder; something else in its place is a `StorageError`."""
+        """Return whether the root is a folder; something else in its place is a `RequestError`."""
         with translated("look at the root", self._url):
             try:
                 mode = os.stat(self._root).st_mode
             except FileNotFoundError:
                 return False
+            except NotADirectoryError as exc:
+                raise not_a_run(self._url) from exc
         if not stat.S_ISDIR(mode):
-            raise storage_error(errno.ENOTDIR, doing="look at the root", where=self._url)
+            raise not_a_run(self._url)
         return True
 
     def make_root(self) -> None:
@@ -102,7 +104,7 @@ class LocalStorage:
             # The deepest folder that was there already is synced too: an earlier process may have made it and died
             # before it could.
             for folder in reversed(missing):
-                is_made = _make(folder)
+                is_made = self._make(folder)
                 _sync_parent(folder, is_made=is_made)
 
     def make_folder(self, path: str) -> None:
@@ -268,6 +270,25 @@ class LocalStorage:
     def _folder(self, names: tuple[str, ...]) -> OpenFolder:
         return OpenFolder(self._root, names)
 
+    def _make(self, folder: str) -> bool:
+        """Make the root or a folder above it, and return whether it was not there."""
+        try:
+            os.mkdir(folder)
+        except (FileExistsError, NotADirectoryError) as exc:
+            if not os.path.isdir(folder):
+                raise not_a_run(self._url) from exc
+            return False
+        except FileNotFoundError as exc:
+            # The folder above it stands: some file systems let nobody make one, and say so by this.
+            raise StorageError(
+                "could not make the run's folder: the file system makes none there",
+                where=self._url,
+                found=f"ENOENT (no folder {folder} could be made)",
+                remedy="Choose a place where folders can be made and written to.",
+                errno=exc.errno,
+            ) from exc
+        return True
+
     def _reading(self, path: str) -> Translation:
         return translated_for_reader("read", self._where(path))
 
@@ -317,16 +338,6 @@ class LocalStorage:
             found=str(exc),
             remedy="Look whether it is there, and whether it is ours, before trying again.",
         )
-
-
-def _make(folder: str) -> bool:
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
-        if not os.path.isdir(folder):
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-        return False
-    return True
 
 
 def _sync_parent(folder: str, *, is_made: bool) -> None:

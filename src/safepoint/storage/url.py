@@ -39,7 +39,7 @@ def open_storage(url: str | os.PathLike[str], *, ambient: Ambient | None = None)
         return MemoryStorage(text)
     if scheme in _OBJECT_STORES:
         raise RequestError(
-            "object stores come with the cloud extra and are not available in this version",
+            "object stores are not supported",
             where=text,
             expected="a path, file:// or memory://",
             remedy="Save to a local or mounted folder.",
