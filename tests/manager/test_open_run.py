@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import safepoint as sp
-from tests.manager.jobs import bits, build, die, picture, streams, train
+from tests.manager.jobs import Net, bits, build, die, picture, streams, train
 
 
 def listing(url: Path) -> dict[str, str]:
@@ -89,6 +89,41 @@ def test_loading_what_does_not_fit_or_nothing_is_refused_before_anything_is_touc
         run.load({"weights": other})
 
     assert bits(dict(other.state_dict())) == before
+
+
+def test_a_load_under_other_names_says_which_items_there_are_and_never_succeeds_in_nothing(tmp_path: Path) -> None:
+    job = build(tmp_path)
+    train(job, 1)
+    job.manager.save()
+    die(job)
+    run = sp.open_run(tmp_path)
+    other = Net()
+    before = bits(dict(other.state_dict()))
+
+    with pytest.raises(sp.MismatchError) as named:
+        run.load({"net": other})
+    assert "The checkpoint holds the items 'model', " in named.value.remedy
+    assert "restore(" not in str(named.value) and "Contract(" not in str(named.value)
+    for into, permit in (({"net": other}, "net.added"), ({"optimizer": other}, "optimizer.type")):
+        with pytest.raises(sp.MismatchError, match="nothing was loaded"):
+            run.load(into, permit={permit})
+    assert bits(dict(other.state_dict())) == before
+    with pytest.raises(sp.MismatchError, match=r"load\(\.\.\., permit=\{'model"):
+        run.load({"model": nn.Linear(4, 1)})
+    assert run.load({"model": other, "net": nn.Linear(1, 1)}, permit={"net.added"}).left_fresh == ("net",)
+    assert bits(dict(other.state_dict())) == bits(dict(job.model.state_dict()))
+
+
+def test_what_is_no_mapping_is_a_wrong_call_and_a_missing_step_is_told_with_those_there_are(tmp_path: Path) -> None:
+    job = build(tmp_path, save=sp.every(updates=2))
+    train(job, 5)
+    die(job)
+    run = sp.open_run(tmp_path)
+    into: Any = job.model
+    with pytest.raises(sp.RequestError, match="live objects by item name"):
+        run.load(into)
+    with pytest.raises(sp.NotFoundError, match="found steps 2, 4"):
+        run.manifest(step=3)
 
 
 def test_damage_is_found_while_loading_and_the_older_checkpoint_taken(tmp_path: Path) -> None:
