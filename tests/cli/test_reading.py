@@ -181,6 +181,15 @@ def test_diff_ends_with_one_when_bits_differ_and_names_what_never_moved(
     ]
 
 
+@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+def test_a_run_that_is_a_plain_file_is_a_wrong_call(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_bytes(b"kept")
+    assert main([command, str(tmp_path / "file")]) == 2
+    assert "a run is a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "prune"])
 def test_a_run_that_is_not_there_is_not_found_and_nothing_is_created(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -27,9 +27,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _demo(as_json: JsonOption = False) -> None:
-    """Train, kill, resume, compare, damage, refuse, fall back: on this machine's processor, in about a minute.
+    """Train, kill, resume, compare, damage, refuse, fall back: on this machine's processor.
 
-    Ends with 1 unless every act came out as announced.
+    Needs scikit-learn, and about a minute on two cores. Ends with 1 unless every act came out as announced.
     """
     from safepoint.ambient import SystemAmbient
     from safepoint.drill.demo import Demonstration, perform, training_script

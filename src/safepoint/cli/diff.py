@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def _diff(
     first: Annotated[str, typer.Argument(metavar="RUN@A")],
     second: Annotated[str, typer.Argument(metavar="RUN@B")],
-    tells_all: Annotated[bool, typer.Option("--all", help="Print all tensors, however many.")] = False,
+    tells_all: Annotated[bool, typer.Option("--all", help="Print all tensors and values, however many.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two checkpoints, of one run or of two. Ends with 0 when all bits are equal, with 1 when some are not."""
@@ -66,10 +66,26 @@ def _print_comparison(comparison: Comparison, first: str, second: str, *, tells_
         _tell_rest(len(still), limit)
     if comparison.plain:
         print_title("Plain values that differ")
-        found = [(entry.item, entry.difference) for entry in comparison.plain]
-        rows = [[f"{item}: {leaf.path}", leaf.first, leaf.second] for item, leaf in found]
+        rows = _plain_rows(comparison, folds=not tells_all)
         print_table(["value", first, second], rows[:limit])
         _tell_rest(len(rows), limit)
+
+
+def _plain_rows(comparison: Comparison, *, folds: bool) -> list[list[str]]:
+    """Return a row for each plain value that differs; with `folds`, one for all of an item that changed alike.
+
+    Alike are values of one key, such as every parameter's ``step``, that were the same before and are the same after.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for entry in comparison.plain:
+        leaf = entry.difference
+        key = leaf.path.rpartition(".")[2] if folds else leaf.path
+        alike.setdefault((entry.item, key, leaf.first, leaf.second), []).append(leaf.path)
+    rows = []
+    for (item, key, first, second), paths in alike.items():
+        others = f" and {len(paths) - 1} more .{key}" if len(paths) > 1 else ""
+        rows.append([f"{item}: {paths[0]}{others}", first, second])
+    return rows
 
 
 def _item_row(comparison: Comparison, item: str) -> list[str]:

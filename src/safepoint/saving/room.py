@@ -71,7 +71,8 @@ def _marked(storage: Storage) -> str:
     if not size_bytes:
         return "nothing more is marked for deletion"
     return (
-        f"{_text(size_bytes)} more are marked for deletion, which goes after a committed save or by `safepoint prune`"
+        f"{_text(size_bytes)} more are marked for deletion, which goes after a committed save "
+        "or by `safepoint prune RUN --keep-last N`"
     )
 
 
