@@ -1,8 +1,9 @@
 """Ask every question in turn, and write documents, tables and plots into a folder.
 
-    python benchmarks                                # all, in under ten minutes on two cores
-    python benchmarks --only restore --only growth   # these
-    python benchmarks --full                         # states of 1 GiB, and growth up to 4 GiB
+    make .venv/.bench                                          # once: what they need
+    .venv/bin/python benchmarks                                # all, in under ten minutes on two cores
+    .venv/bin/python benchmarks --only restore --only growth   # these
+    .venv/bin/python benchmarks --full                         # states of 1 GiB, and growth up to 4 GiB
 
 Each question runs in a process of its own. A question that fails is named at the end, and the exit code is 1.
 """
@@ -10,16 +11,19 @@ Each question runs in a process of its own. A question that fails is named at th
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-
-from harness.document import RESULTS
-from harness.report import Document, markdown, plots, summary
+from typing import Any
 
 HERE = Path(__file__).parent
+# Without these no question can be asked; torchsnapshot and matplotlib are left out where they are not.
+NEEDED = ("torch", "safepoint", "safetensors")
+REMEDY = "Run `make .venv/.bench`, then `.venv/bin/python benchmarks ...`."
 # What bounds a question that sets none of its own, so that all together keep to ten minutes; seconds for its rounds.
 USUAL_S, LONG_S = 30.0, 70.0
 LONG = frozenset({"synchronous_save", "restore"})
@@ -45,6 +49,14 @@ FULL_SIZES = {
 
 def main() -> int:
     """Ask, write, and print where it lies."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"not installed: {', '.join(missing)}. {REMEDY}", file=sys.stderr)
+        return 1
+    # These import what may be missing.
+    from harness.document import RESULTS
+    from harness.report import markdown, plots, summary
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, default=RESULTS, help="where documents, tables and plots go")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="ask this one; may be repeated")
@@ -94,7 +106,7 @@ def arguments(name: str, asked: argparse.Namespace) -> list[str]:
     return [*found, "--size", size] if size and FULL_SIZES[name] else found
 
 
-def stored(folder: Path, names: list[str]) -> dict[str, Document]:
+def stored(folder: Path, names: list[str]) -> dict[str, Mapping[str, Any]]:
     """Return the documents that lie in a folder, those of earlier runs included."""
     paths = {name: folder / f"{name}.json" for name in names}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.is_file()}

@@ -100,6 +100,17 @@ def test_all_questions_make_tables(tmp_path: Path) -> None:
     assert not [path for path in out.iterdir() if path.is_dir()]
 
 
+def test_a_module_that_is_not_installed_is_one_line_and_no_table(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    # Without site-packages there is no torch.
+    command = [sys.executable, "-S", "-E", str(BENCHMARKS), str(out), "--only", "small_state"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("not installed: torch") and "make .venv/.bench" in line
+    assert not out.exists()
+
+
 def check(document: dict[str, object]) -> None:
     """Assert what holds for the document of any question."""
     assert document["question"].endswith("?")
