@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install -qq --no-compile -c constraints.txt
 .DELETE_ON_ERROR:
 .PHONY: demo test check bench docs soak clean
 
-# The whole story in about a minute: train, kill, resume, compare, damage, refuse, fall back.
+# The whole story in about a minute, once torch is installed in .venv: train, kill, resume, compare, damage, refuse, fall back.
 demo: .venv/.demo
 	@$(BIN)/safepoint demo
 
@@ -40,13 +40,13 @@ clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.demo: pyproject.toml constraints.txt
-	@echo "making .venv with what the demo needs; torch is large, so the first time takes a minute or more"
+	@echo "making .venv with what the demo needs; torch is large, up to several GB: downloading it may take minutes"
 	@$(PYTHON) -m venv .venv
 	@$(INSTALL) -e '.[examples]'
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt
-	@echo "making .venv with what the tests need; torch is large, so the first time takes a minute or more"
+	@echo "making .venv with what the tests need; torch is large, up to several GB: downloading it may take minutes"
 	@$(PYTHON) -m venv .venv
 	@$(INSTALL) -e '.[dev]'
 	@touch $@ .venv/.demo

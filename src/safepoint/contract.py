@@ -174,6 +174,8 @@ def check_contract(contract: Contract, promise: Promise, *, where: str, aftermat
     if not refused:
         return
     words = ", ".join(sorted({repr(reason.word) for reason in refused}))
+    # What a read-back finds alone says nothing of permits that were needed before it.
+    idle = contract.words - {reason.word for reason in promise.reasons} if aftermath == UNCHANGED else frozenset()
     raise ContractError(
         "the continued run would not be the run that was saved",
         where=where,
@@ -181,7 +183,8 @@ def check_contract(contract: Contract, promise: Promise, *, where: str, aftermat
         found=lowest(reason.level for reason in refused),
         differences=[Difference(reason.word, reason.subject, reason.saved, reason.current) for reason in refused],
         remedy=f"{aftermath} Undo the change, or accept it with "
-        f"Contract(level={contract.level!r}, permit={{{words}}}).",
+        f"Contract(level={contract.level!r}, permit={{{words}}})."
+        + (f" No difference has the permitted words {', '.join(sorted(map(repr, idle)))}." if idle else ""),
     )
 
 

@@ -20,7 +20,6 @@ from safepoint.due import DueSaves
 from safepoint.enrolment import enrol
 from safepoint.errors import RequestError
 from safepoint.evidence import Evidence, watched_url
-from safepoint.format.plain import encode_plain
 from safepoint.group.torch_store import find_group
 from safepoint.iteration import epochs_left, rest_of_epoch
 from safepoint.membership import Membership
@@ -40,6 +39,7 @@ from safepoint.settings import (
     check_switches,
     check_values,
     compared_every,
+    config_of,
     full_every,
     read_back_of,
     staging_of,
@@ -132,7 +132,7 @@ class CheckpointManager:
         self._ambient = ambient = ambient or SystemAmbient()
         self._storage = storage or open_storage(watched_url(url, ambient))
         self._contract, self._reads_back = (contract := contract or Contract()), read_back_of(read_back)
-        self._probe, plain = as_probe(probe), encode_plain(config, path="config")
+        self._probe, plain = as_probe(probe), config_of(config)
         self._group = group = find_group(ambient=ambient, process_group=process_group, deadline_s=deadline_s)
         self._registry, ranks = (registry := Registry()), group.world_size
         self._evidence, self._stop = Evidence.find(ambient, registry.items), Stop(signals, group, ambient)
@@ -142,7 +142,7 @@ class CheckpointManager:
             self._ambient,
             schedule=save or Schedule(),
             keep=keep,
-            background=background and staging_of(staging_memory, copies_behind=copy_behind),
+            background=staging_of(staging_memory, background=background, copies_behind=copy_behind),
             full_every=full_every(incremental),
             deadline_s=deadline_s,
             evidence=self._evidence,
@@ -335,7 +335,7 @@ class CheckpointManager:
         self._saver.raise_owed(waits=True, deadline_s=deadline_s, is_explicit=True)
 
     def close(self) -> None:
-        """Make a save that is still due, wait for the one in flight, raise what is owed, and let the run go."""
+        """Save only what is due (`save()` keeps the last updates), wait, raise what is owed, and let the run go."""
         try:
             self._due.end(is_joined=self._membership.is_joined)
             self._evidence.tell("closed")

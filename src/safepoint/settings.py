@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from safepoint.contract import Contract
-from safepoint.errors import RequestError
+from safepoint.errors import RequestError, advise
+from safepoint.format.plain import encode_plain
 from safepoint.restoring.match import Choice
 from safepoint.retention.policy import Keep
 from safepoint.saving.context import Staging
@@ -60,6 +61,17 @@ def read_back_of(value: object) -> bool | Literal["full"]:
     raise _wrong("read_back", 'True, False or "full"', value)
 
 
+def config_of(config: object) -> Any:
+    """Return the user's own settings in the form in which they are stored, or raise `RequestError` naming the value."""
+    try:
+        return encode_plain(config, path="config")
+    except RequestError as exc:
+        advise(
+            exc, "Pass plain values: vars(args) of an argparse.Namespace, dataclasses.asdict(settings) of a dataclass."
+        )
+        raise
+
+
 def full_every(incremental: object) -> int:
     """Return of how many saves one is full, or raise `RequestError` for a number that is none."""
     if incremental is True:
@@ -92,11 +104,22 @@ def as_numbers(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     return numbers
 
 
-def staging_of(staging_memory: object, *, copies_behind: bool) -> Staging:
-    """Return which memory saves beside the training use, or raise `RequestError` for a bound that is none."""
+def staging_of(staging_memory: object, *, background: bool, copies_behind: bool) -> Staging | Literal[False]:
+    """Return which memory saves beside the training use; False where none is made beside it.
+
+    Raises:
+        RequestError: A bound is none, or bounds what is not done.
+    """
     if staging_memory is not None and (type(staging_memory) is not int or staging_memory < SMALLEST_BYTES):
         raise _wrong("staging_memory", f"bytes, at least {SMALLEST_BYTES}, or None", staging_memory)
-    return Staging(staging_memory, copies_behind)
+    if staging_memory is not None and not background:
+        raise RequestError(
+            "a setting bounds the copy of a background save, and no save is made in the background",
+            where="staging_memory",
+            expected="background=True beside it",
+            remedy="Without background=True a save copies nothing: leave staging_memory= out.",
+        )
+    return background and Staging(staging_memory, copies_behind)
 
 
 def compared_every(agreement: object, on_disagreement: object) -> int:

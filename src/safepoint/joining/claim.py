@@ -358,6 +358,14 @@ def _without_own_elastic_job(lineage: Lineage, ambient: Ambient) -> Lineage:
 
 
 def _held(storage: Storage, holder: FoundHolder) -> FencedError:
+    if holder.is_this_process:
+        return FencedError(
+            "another manager of this same process holds the run",
+            where=storage.url,
+            found=str(holder),
+            remedy="Call close() on that manager first (in a notebook, one that was made before), or pass "
+            "takeover=True to fence it out.",
+        )
     return FencedError(
         "another process holds the run",
         where=storage.url,

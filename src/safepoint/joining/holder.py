@@ -17,6 +17,7 @@ from safepoint.ambient import Ambient, ProcessIdentity
 from safepoint.catalog import Incarnation, Lineage
 from safepoint.errors import CorruptionError, ObjectMissingError, StorageError
 from safepoint.format.names import incarnation_path
+from safepoint.format.records import Holder
 from safepoint.storage.base import Storage
 
 CLOSED = b"closed"
@@ -30,13 +31,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FoundHolder:
-    """Name a living holder: which incarnation, who, where, since when."""
+    """Name a living holder: which incarnation, who, where, since when, and whether it is this very process."""
 
     incarnation: int
     host: str
     user: str
     pid: int
     started: str
+    is_this_process: bool = False
 
     def __str__(self) -> str:
         who = f"process {self.pid} of {self.user or 'unknown'} on {self.host}"
@@ -55,17 +57,23 @@ def find_holder(storage: Storage, lineage: Lineage, ambient: Ambient, *, wait_s:
         if incarnation.refused is not None:
             continue
         if _is_alive(storage, incarnation, ambient, wait_s):
-            return _describe(incarnation)
+            return _describe(incarnation, ambient)
         if incarnation.resumed is not None:
             return None
     return None
 
 
-def _describe(incarnation: Incarnation) -> FoundHolder:
+def _describe(incarnation: Incarnation, ambient: Ambient) -> FoundHolder:
     record = incarnation.record
     if record is None:
         return FoundHolder(incarnation.number, "an unknown host", "", 0, "at an unknown time")
-    return FoundHolder(incarnation.number, record.holder.host, record.holder.user, record.holder.pid, record.started)
+    holder = record.holder
+    is_own = _identity_of(holder) == ambient.process()
+    return FoundHolder(incarnation.number, holder.host, holder.user, holder.pid, record.started, is_own)
+
+
+def _identity_of(holder: Holder) -> ProcessIdentity:
+    return ProcessIdentity(holder.host, holder.user, holder.boot, holder.namespace, holder.pid, holder.start)
 
 
 def _is_alive(storage: Storage, incarnation: Incarnation, ambient: Ambient, wait_s: float) -> bool:
@@ -74,9 +82,7 @@ def _is_alive(storage: Storage, incarnation: Incarnation, ambient: Ambient, wait
     if first == CLOSED:
         return False
     if incarnation.record is not None:
-        holder = incarnation.record.holder
-        identity = ProcessIdentity(holder.host, holder.user, holder.boot, holder.namespace, holder.pid, holder.start)
-        state = ambient.state_of(identity)
+        state = ambient.state_of(_identity_of(incarnation.record.holder))
         if state != "elsewhere":
             return state == "running"
     deadline = ambient.monotonic() + wait_s
