@@ -178,7 +178,7 @@ def messages_of_ranks(steps: Sequence[Change], raw: bytes | None) -> None:
     for message in [*encoded, *filter(None, [raw])]:
         parts: list[RankPart] = []
         answered(lambda message=message, parts=parts: parts.append(decode_part(message, Layout(()), where="x")))
-        assert not any(part.shares for part in parts), "a part of a layout without boxes"
+        assert not any(part.boxes for part in parts), "a part of a layout without boxes"
         answered(lambda message=message: ColumnsReader().decode(message, digest="0" * 32, where="x"))
         COUNTS["messages"] += 1
 

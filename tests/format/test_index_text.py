@@ -49,6 +49,6 @@ def test_the_text_is_that_of_the_sealed_record(found: list[Tensor], name: str) -
         items={name: IndexedItem("plain", {name: [1, {"$float": "0x1p+0"}]})},
         tensors=tuple(found),
     )
-    digests = [chunk.digest for one in found for chunk in one.chunks]
+    digests = [chunk.digest.encode() for one in found for chunk in one.chunks]
 
     assert IndexText(found, [one.chunks for one in found]).seal(replace(index, tensors=()), digests) == seal(index)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -88,12 +88,12 @@ class TextWithPlaces:
     def __init__(self, text: str) -> None:
         self._pieces = text.encode("utf-8").split(PLACE.encode("ascii"))
 
-    def fill(self, texts: Sequence[str]) -> bytes:
-        """Return the text, given those for its places."""
-        whole = [b""] * (2 * len(self._pieces) - 1)
-        whole[::2] = self._pieces
-        whole[1::2] = map(str.encode, texts)
-        return b"".join(whole)
+    def fill(self, texts: Iterable[bytes]) -> list[bytes]:
+        """Return the parts of the text, given those for its places; to be joined, for it may be long."""
+        parts = [b""] * (2 * len(self._pieces) - 1)
+        parts[::2] = self._pieces
+        parts[1::2] = texts
+        return parts
 
 
 def seal_text(pieces: Sequence[bytes]) -> bytearray:

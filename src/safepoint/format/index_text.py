@@ -9,7 +9,7 @@ Spec: F2, F3.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -61,7 +61,7 @@ class IndexText:
         whole = ['"tensors": [\n', *parts, "\n ]\n}"] if parts else [_NO_TENSORS.decode("ascii")]
         self._text = TextWithPlaces("".join(whole))
 
-    def seal(self, index: Index, digests: Sequence[str]) -> bytearray:
+    def seal(self, index: Index, digests: Iterable[bytes]) -> bytearray:
         """Return the text of an index of these boxes.
 
         Args:
@@ -75,7 +75,7 @@ class IndexText:
         """
         head = encode_sealed(index)
         assert head.endswith(_NO_TENSORS)
-        return seal_text([head[: -len(_NO_TENSORS)], self._text.fill(digests)])
+        return seal_text([head[: -len(_NO_TENSORS)], *self._text.fill(digests)])
 
 
 def _described(kind: _Kind, sizes: tuple[tuple[tuple[int, int], int], ...]) -> list[str]:

@@ -59,7 +59,7 @@ class ItemText:
         ]
         self._text = TextWithPlaces("\n".join(lines)) if lines else None
 
-    def digest(self, item: IndexedItem, digests: Sequence[str]) -> str:
+    def digest(self, item: IndexedItem, digests: Iterable[bytes]) -> str:
         """Return the digest of the item with these tensors.
 
         Args:
@@ -68,10 +68,10 @@ class ItemText:
 
         Spec: F7.3.
         """
-        parts = [item.type.encode("utf-8"), msgspec.json.encode(item.plain)]
+        parts = [item.type.encode("utf-8"), b"\n", msgspec.json.encode(item.plain)]
         if self._text is not None:
-            parts.append(self._text.fill(digests))
-        return digest_bytes(b"\n".join(parts))
+            parts += (b"\n", *self._text.fill(digests))
+        return digest_bytes(b"".join(parts))
 
 
 class ShareText:

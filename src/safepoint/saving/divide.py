@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from operator import attrgetter
 
 import msgspec
@@ -117,10 +116,8 @@ def divide_alone(layout: Layout) -> tuple[Division, RankPart]:
     for (item, dtype, shape), count in Counter(map(attrgetter("item", "dtype", "shape"), boxes)).items():
         sizes[item] += count * element_count(shape) * DTYPES[dtype].size_bytes
     message = msgspec.msgpack.encode(PartMessage(((0, len(boxes)),) if boxes else (), (), ()))
-    rows = [shape[0] if shape else 1 for shape in map(attrgetter("shape"), boxes)]
-    shares = tuple(map(Share, range(len(boxes)), repeat(0), rows))
     division = Division((message,), (boxes_digest(boxes),), (), (), frozenset(), dict(counts), dict(sizes))
-    return division, RankPart(shares)
+    return division, RankPart(tuple(range(len(boxes))))
 
 
 def _own(inventory: Inventory, loads: Column) -> tuple[dict[str, int], dict[str, int]]:

@@ -7,6 +7,9 @@ Spec: C2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import attrgetter
+
 import msgspec
 import numpy
 import numpy.typing
@@ -33,10 +36,15 @@ class ReplicaSet(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     boxes: tuple[int, ...]
 
 
-class RankPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Tell one rank what it writes, and what it holds together with others."""
+class RankPart(msgspec.Struct, frozen=True):
+    """Tell one rank what it writes, and what it holds together with others.
 
-    shares: tuple[Share, ...] = ()
+    `boxes` are the numbers of the boxes of its layout, in rising order; one that is cut may come several times.
+    `cuts` tell, by the place in them, of which box only some rows are written.
+    """
+
+    boxes: tuple[int, ...] = ()
+    cuts: Mapping[int, Share] = {}
     replicas: tuple[ReplicaSet, ...] = ()
 
 
@@ -88,7 +96,10 @@ def decode_part(message: bytes, layout: Layout, *, where: str) -> RankPart:
         for one in told.replicas
     ]
     shares = [*(Share(number, 0, layout.boxes[number].row_count) for number in wholes), *told.cuts]
-    return RankPart(tuple(sorted(shares, key=lambda share: (share.box, share.start))), tuple(sets))
+    shares.sort(key=attrgetter("box", "start"))
+    rows = [(0, layout.boxes[share.box].row_count) for share in shares]
+    cuts = {place: one for place, one in enumerate(shares) if (one.start, one.stop) != rows[place]}
+    return RankPart(tuple([share.box for share in shares]), cuts, tuple(sets))
 
 
 def cut_box(box: LayoutBox, share: Share) -> LayoutBox:
@@ -100,8 +111,11 @@ def cut_box(box: LayoutBox, share: Share) -> LayoutBox:
 
 
 def written(layout: Layout, part: RankPart) -> tuple[LayoutBox, ...]:
-    """Return the boxes that a rank writes, in the order of its shares."""
-    return tuple(cut_box(layout.boxes[share.box], share) for share in part.shares)
+    """Return the boxes that a rank writes, in the order of its part."""
+    boxes = list(map(layout.boxes.__getitem__, part.boxes))
+    for place, cut in part.cuts.items():
+        boxes[place] = cut_box(boxes[place], cut)
+    return tuple(boxes)
 
 
 def _check_names(told: PartMessage, layout: Layout, where: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
@@ -16,6 +17,7 @@ from safepoint.saving.parts import RankPart
 from safepoint.state.item import CapturedTensor, Divisible, Source, Summable
 
 _WORD_BYTES = 8
+_SOURCE: Callable[[CapturedTensor], Source] = attrgetter("source")
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 
@@ -34,16 +36,15 @@ class ReplicaSums:
 
 
 def sources_of(layout: Layout, tensors: Sequence[CapturedTensor], part: RankPart) -> list[Source]:
-    """Return the live memory of the boxes that a rank writes, in the order of its shares."""
-    sources = []
-    for share in part.shares:
-        box, source = layout.boxes[share.box], tensors[share.box].source
-        if share.stop - share.start != box.row_count:
-            begin, end = share.start * box.row_bytes, share.stop * box.row_bytes
-            source = (
-                source.rows(share.start, share.stop) if isinstance(source, Divisible) else _Part(source, begin, end)
-            )
-        sources.append(source)
+    """Return the live memory of the boxes that a rank writes, in the order of its part."""
+    sources = list(map(_SOURCE, map(tensors.__getitem__, part.boxes)))
+    for place, cut in part.cuts.items():
+        source, row_bytes = sources[place], layout.boxes[cut.box].row_bytes
+        sources[place] = (
+            source.rows(cut.start, cut.stop)
+            if isinstance(source, Divisible)
+            else _Part(source, cut.start * row_bytes, cut.stop * row_bytes)
+        )
     return sources
 
 

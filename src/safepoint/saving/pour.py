@@ -8,9 +8,13 @@ Spec: F3.10.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
+
+import xxhash
 
 from safepoint.format.digest import digest_bytes, running_digest
 from safepoint.saving.conveyor import Conveyor
@@ -106,21 +110,26 @@ class _Digests:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.found: list[str] = []
-        self._sizes = sizes
-        self._begun = running_digest()
-        self._begun_bytes = 0
+        self._ends = list(accumulate(sizes))
+        self._seen_bytes = 0
+        # Of an extent that the last view ended in.
+        self._begun: xxhash.xxh3_128 | None = None
 
     def update(self, view: memoryview) -> None:
-        at = 0
-        while at < len(view):
-            left = self._sizes[len(self.found)] - self._begun_bytes
-            part = view[at : at + left]
-            at += len(part)
-            if len(part) == left and not self._begun_bytes:
-                self.found.append(digest_bytes(part))
-                continue
-            self._begun.update(part)
-            self._begun_bytes += len(part)
-            if len(part) == left:
-                self.found.append(self._begun.hexdigest())
-                self._begun, self._begun_bytes = running_digest(), 0
+        begin, first = self._seen_bytes, len(self.found)
+        self._seen_bytes = begin + len(view)
+        stop = bisect_right(self._ends, self._seen_bytes, first)
+        ends = [end - begin for end in self._ends[first:stop]]
+        starts = [0, *ends]
+        if self._begun is not None:
+            self._begun.update(view[: ends[0]] if ends else view)
+            if not ends:
+                return
+            self.found.append(self._begun.hexdigest())
+            self._begun = None
+            del starts[0], ends[0]
+        # Small ones are many in a view, and a loop over them would take longer than their digests.
+        self.found += map(digest_bytes, map(view.__getitem__, map(slice, starts, ends)))
+        if starts[-1] < len(view):
+            self._begun = running_digest()
+            self._begun.update(view[starts[-1] :])

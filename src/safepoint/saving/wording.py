@@ -50,7 +50,7 @@ class Wording:
 
     def seal(self, index: Index, digests: Sequence[str]) -> bytearray:
         """Return the text of an index, itself without tensors, given the digests of all chunks in their order."""
-        return self._index.seal(index, digests)
+        return self._index.seal(index, map(str.encode, digests))
 
     def digest_of(self, name: str, item: IndexedItem, digests: Sequence[str]) -> str:
         """Return the digest of an item all of which one rank stores.
@@ -58,7 +58,7 @@ class Wording:
         Spec: F7.3.
         """
         text, places = self._items.get(name) or (ItemText([], []), [])
-        return text.digest(item, [digests[place] for place in places])
+        return text.digest(item, map(str.encode, map(digests.__getitem__, places)))
 
     def share_of(
         self, name: str, tree: tuple[Any] | None, digests: Sequence[str], *, tree_of: int | None, boxes_of: int | None
