@@ -116,6 +116,8 @@ class Circumstances:
         self._saved_accumulation: int | None = None
         self._registration = Registration()
         self._short: int | None = None
+        # Of each item it is asked once whether it counts: that takes longer than to ask it for its count.
+        self._counted: dict[str, Counted] = {}
         self._schedulers: dict[str, Counted] = {}
         self._schedules: dict[str, int | None] = {}
         self._late: set[str] = set()
@@ -127,14 +129,17 @@ class Circumstances:
     def add(self, item: Item) -> None:
         """Note an item as it is registered."""
         self._registration.add(item)
-        if isinstance(item, Counted) and item.type == "scheduler":
-            self._schedulers[item.name] = item
-            self._schedules[item.name] = item.count()
+        if isinstance(item, Counted):
+            self._counted[item.name] = item
+            if item.type == "scheduler":
+                self._schedulers[item.name] = item
+                self._schedules[item.name] = item.count()
 
     def forget(self, name: str) -> None:
         """Forget an item that could not be given its state, everywhere."""
         self._registration.configuration.pop(name, None)
         self._registration.structure.pop(name, None)
+        self._counted.pop(name, None)
         self._schedulers.pop(name, None)
         self._boundary.unwatch(name, self._registry.objects[name])
         self._registry.remove(name)
@@ -271,8 +276,8 @@ class Circumstances:
 
     def _check_counts(self, manifest: Manifest) -> None:
         for name, saved in manifest.conditions.counts.items():
-            item = self._registry.items.get(name)
-            if isinstance(item, Counted) and item.count() != saved:
+            item = self._counted.get(name)
+            if item is not None and item.count() != saved:
                 raise InternalError(
                     "a restored item has counted other steps", where=name, expected=saved, found=item.count()
                 )
@@ -294,8 +299,7 @@ class Circumstances:
         return settings
 
     def _counts(self) -> dict[str, int]:
-        counted = {name: item.count() for name, item in self._registry.items.items() if isinstance(item, Counted)}
-        counts = {name: count for name, count in counted.items() if count is not None}
+        counts = {name: count for name, item in self._counted.items() if (count := item.count()) is not None}
         return {**counts, **self._boundary.counts(), **self._derived}
 
     def _reasons(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from safepoint.contract import Reason
 from safepoint.errors import RequestError
 from safepoint.format.manifest import Conditions, ProgressRecord
 from safepoint.progress import Consumed
-from safepoint.state.item import CapturedTensor, Item, Owned, Preparing
+from safepoint.state.item import CapturedTensor, Item, Owned
 from safepoint.state.snapshot import SnapshotItem, capture_item
 
 _NAME: Callable[[CapturedTensor], str] = attrgetter("spec.name")
@@ -52,8 +52,10 @@ def capture(items: Sequence[Item], *, told: Callable[[Item], object] = lambda it
         RequestError: A value cannot be stored, or a tensor's name is no text; named by its path.
     """
     for item in items:
-        if isinstance(item, Preparing):
-            item.prepare()
+        # To ask isinstance() of a protocol takes as long as to capture a small item.
+        prepare: Callable[[], object] | None = getattr(item, "prepare", None)
+        if prepare is not None:
+            prepare()
     captured = []
     for item in items:
         captured.append(capture_item(item))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -29,12 +30,8 @@ def describe(
         glances: How modules are looked at.
     """
     described = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": str(np.__version__),
-        "machine": platform.machine(),
+        **_of_process(),
         "device": "+".join(sorted(_device_kinds(objects, glances or Glances()))) or "cpu",
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "deterministic_algorithms": _determinism(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
@@ -56,6 +53,18 @@ def describe(
         if cuda.is_initialized():
             described["gpu"] = cuda.get_device_name()
     return described
+
+
+@cache
+def _of_process() -> Mapping[str, str]:
+    """Return what cannot change while the process lives."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": str(np.__version__),
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def _device_kinds(objects: Iterable[object], glances: Glances) -> set[str]:

@@ -257,7 +257,8 @@ def _pack(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _pack(value) for key, value in state.items()}
     if isinstance(state, np.ndarray):
-        return (state.dtype.newbyteorder("<").str, state.shape, state.astype(state.dtype.newbyteorder("<")).tobytes())
+        stored = state.dtype.newbyteorder("<")
+        return (stored.str, state.shape, state.astype(stored, copy=False).tobytes())
     return state.item() if isinstance(state, np.generic) else state
 
 
@@ -360,7 +361,8 @@ def _is_present(kind: str) -> bool:
 
 def _is_begun(kind: str) -> bool:
     # MPS has one device and no lazy start to ask for.
-    return _is_present(kind) and (kind == "mps" or bool(getattr(torch, kind).is_initialized()))
+    is_possible = kind == "mps" or (hasattr(torch, kind) and bool(getattr(torch, kind).is_initialized()))
+    return is_possible and _is_present(kind)
 
 
 def _device_count(kind: str) -> int:
