@@ -20,9 +20,10 @@ from safepoint.catalog import (
 from safepoint.contract import UNCHANGED
 from safepoint.errors import CorruptionError, NotFoundError, RequestError
 from safepoint.format.manifest import Manifest
-from safepoint.format.names import MANIFEST, GenerationName
-from safepoint.format.records import LineageLink, Refusal
+from safepoint.format.names import MANIFEST, RUN_RECORD, GenerationName
+from safepoint.format.records import LineageLink, Refusal, RunRecord
 from safepoint.journal import read_journal
+from safepoint.notes import read_record
 from safepoint.storage.base import Storage
 
 _LOST = "committed according to the journal, and not there"
@@ -150,7 +151,7 @@ def check_run_is_there(storage: Storage, wish: Wish) -> None:
     """
     if wish.step is None and not wish.required:
         return
-    if not storage.root_exists() or read_lineage(storage, needs_chain=False).run is None:
+    if not _holds_run(storage):
         raise NotFoundError(
             "there is no run here",
             where=storage.url,
@@ -159,6 +160,15 @@ def check_run_is_there(storage: Storage, wish: Wish) -> None:
         )
     if wish.step is not None and all(name.step != wish.step for name in list_generations(storage)):
         raise _no_match(storage, wish)
+
+
+def _holds_run(storage: Storage) -> bool:
+    """Return whether a run is there; where its own record can be read, nothing else is."""
+    if not storage.root_exists():
+        return False
+    if read_record(storage, RUN_RECORD, RunRecord, []) is not None:
+        return True
+    return read_lineage(storage, needs_chain=False).run is not None
 
 
 def _with_journal(storage: Storage, refusal: Refusal) -> Refusal:

@@ -92,19 +92,7 @@ class GlobalRandomItem:
         """Return a difference for each kind of device whose number of streams is not the same."""
         if saved.type != self.type:
             return [Difference("rng", self._name, saved.type, self.type)]
-        states = _parse_streams(saved.plain, self._name)
-        found = []
-        for kind in _ENGINES:
-            before = len(states.get(kind, ()))
-            is_used = _is_begun(kind) or (kind in states and _is_present(kind))
-            now = _device_count(kind) if is_used else 0
-            if before != now:
-                found.append(Difference("rng", f"random streams of {kind}", f"{before} devices", f"{now} devices"))
-        generator = np.random.get_state(legacy=False)["bit_generator"]
-        before_name = states["numpy"].get("bit_generator")
-        if before_name != generator:
-            found.append(Difference("rng", "global numpy stream", str(before_name), str(generator)))
-        return found
+        return _unlike(_parse_streams(saved.plain, self._name))
 
     def derive(self, seed_of: Callable[[str], int]) -> object | None:
         """Return all streams begun anew; those of an accelerator by the number of the device."""
@@ -128,10 +116,10 @@ class GlobalRandomItem:
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
         """Set the streams; with ``rng`` permitted, those that have no saved state of their own stay."""
-        unequal = {difference.subject for difference in self.check(saved)}
+        states = _parse_streams(saved.plain, self._name)
+        unequal = {difference.subject for difference in _unlike(states)}
         skipped = [kind for kind in _ENGINES if f"random streams of {kind}" in unequal]
         skipped += ["numpy"] if "global numpy stream" in unequal else []
-        states = _parse_streams(saved.plain, self._name)
         states = {name: state for name, state in states.items() if name not in skipped}
         RandomStreams(states).put_back()
         return [f"random stream {name}" for name in skipped]
@@ -291,6 +279,22 @@ def _parse_streams(plain: Any, item: str) -> dict[str, Any]:
         for state in elements(states[kind], bytes, item=item):
             _try_torch(state, kind, item)
     return states
+
+
+def _unlike(states: Mapping[str, Any]) -> list[Difference]:
+    """Return a difference for each kind of stream of which there are others here than among these states."""
+    found = []
+    for kind in _ENGINES:
+        before = len(states.get(kind, ()))
+        is_used = _is_begun(kind) or (kind in states and _is_present(kind))
+        now = _device_count(kind) if is_used else 0
+        if before != now:
+            found.append(Difference("rng", f"random streams of {kind}", f"{before} devices", f"{now} devices"))
+    generator = np.random.get_state(legacy=False)["bit_generator"]
+    before_name = states["numpy"].get("bit_generator")
+    if before_name != generator:
+        found.append(Difference("rng", "global numpy stream", str(before_name), str(generator)))
+    return found
 
 
 def _try_python(state: Any, item: str) -> None:
