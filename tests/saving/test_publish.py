@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from safepoint.catalog import examine_all, read_lineage
-from safepoint.errors import FencedError, OutcomeUnknownError, StorageError
+from safepoint.errors import FencedError, OutcomeUnknownError, RequestError, StorageError
 from safepoint.faults.script import Effect, Fault, FaultScript
 from safepoint.faults.storage import FaultyStorage
 from safepoint.retention.policy import keep
@@ -132,3 +132,20 @@ def test_a_fenced_process_that_published_says_fenced_and_not_success() -> None:
     # It was published before the new start chose, which therefore goes on from it.
     assert steps == [20]
     assert new.state() == whole_state(20)
+
+
+@pytest.mark.parametrize("limit", ["publish.MANIFEST_LIMIT_BYTES", "write.INDEX_LIMIT_BYTES"])
+def test_what_is_longer_than_a_reader_takes_is_refused_before_it_is_published(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spec: F2.5"""
+    storage, faulty, job = started()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"safepoint.saving.{limit}", 100)
+        with pytest.raises(RequestError, match="longer in all than their file may be"):
+            job.save()
+    assert publishes(faulty) == []
+    assert newest_step(storage) == 10
+    job.train_to(30)
+    assert job.save().committed
+    assert newest_step(storage) == 30

@@ -117,6 +117,12 @@ def _fake() -> torch.Tensor:
         return torch.empty(2)
 
 
+def _batched() -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    torch.vmap(lambda row: found.append(row) or row)(torch.zeros(2, 3))
+    return found[0]
+
+
 def _freed() -> torch.Tensor:
     tensor = torch.ones(4)
     tensor.untyped_storage().resize_(0)
@@ -130,6 +136,8 @@ def _freed() -> torch.Tensor:
         lambda: torch._efficientzerotensor((2,)),
         _fake,
         _freed,
+        lambda: torch._to_functional_tensor(torch.zeros(2)),
+        _batched,
         lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
         lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.strided),
         lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
@@ -138,7 +146,10 @@ def _freed() -> torch.Tensor:
         lambda: torch.zeros(2, dtype=torch.complex32),
         lambda: torch.ones(2, 2).to_mkldnn(),
     ],
-    ids=["meta", "zero", "fake", "freed", "quantised", "nested", "jagged", "subclass", "lazy", "complex32", "mkldnn"],
+    ids=[
+        *("meta", "zero", "fake", "freed", "functional", "batched", "quantised", "nested", "jagged", "subclass"),
+        *("lazy", "complex32", "mkldnn"),
+    ],
 )
 def test_a_tensor_without_an_exact_picture_is_refused_by_its_path(build: Any) -> None:
     with pytest.raises(RequestError) as caught:

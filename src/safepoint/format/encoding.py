@@ -107,6 +107,22 @@ def seal_text(pieces: Sequence[bytes]) -> bytearray:
     return text
 
 
+def check_length(size_bytes: int, *, limit_bytes: int, where: str) -> None:
+    """Raise `RequestError` for a record that is longer than a reader takes.
+
+    Spec: F2.5.
+    """
+    if size_bytes > limit_bytes:
+        raise RequestError(
+            "plain values are longer in all than their file may be",
+            where=where,
+            expected=f"at most {limit_bytes} bytes",
+            found=f"{size_bytes} bytes",
+            remedy="Keep what is large in tensors of an item's state: not in lists and texts, nor among the options "
+            "of an optimizer or in config=, which are kept as text.",
+        )
+
+
 def unseal(data: bytes, kind: type[Record], *, where: str) -> Record:
     """Return the record that a text holds, having checked its digest and its form.
 

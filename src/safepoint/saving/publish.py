@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from safepoint.ambient import Ambient
 from safepoint.errors import CorruptionError, FencedError, ObjectExistsError, OutcomeUnknownError, StorageError
-from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, seal
+from safepoint.format.encoding import MANIFEST_LIMIT_BYTES, check_length, seal
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import MANIFEST, generation_path
 from safepoint.joining.claim import Claim, check_not_fenced
@@ -23,12 +23,14 @@ def publish(storage: Storage, manifest: Manifest, claim: Claim, *, ambient: Ambi
     Raises:
         FencedError: A newer incarnation owns the run; if the manifest was published, it is off the live lineage.
         OutcomeUnknownError: The manifest may or may not be durable.
+        RequestError: It is longer than a reader takes; nothing was published.
         StorageError: It was not published.
 
-    Spec: C6.
+    Spec: C6, F2.5.
     """
     data = seal(manifest)
     path = generation_path(manifest.generation, MANIFEST)
+    check_length(len(data), limit_bytes=MANIFEST_LIMIT_BYTES, where=path)
     check_not_fenced(storage, claim, ambient=ambient)
     try:
         storage.publish(path, data)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from safepoint.errors import CorruptionError, StorageError
 from safepoint.format.digest import digest_bytes
+from safepoint.format.encoding import INDEX_LIMIT_BYTES, check_length
 from safepoint.format.index import Index, ObjectReference
 from safepoint.format.names import MANIFEST, data_name, generation_path, index_name
 from safepoint.saving.conveyor import Conveyor
@@ -68,10 +69,11 @@ def write(
         spent: What the time of the data file went to is added here.
 
     Raises:
+        RequestError: The index is longer than a reader takes.
         StorageError: Something could not be written or synced.
         TornSnapshotError: The state changed while it was read.
 
-    Spec: C3.
+    Spec: C3, F2.5.
     """
     generation = place.generation
     data_path = generation_path(generation, data_name(place.rank, place.world_size))
@@ -79,7 +81,9 @@ def write(
     described = describe(form, digests, items, place, increment)
     text = described.text
     name = index_name(place.rank, place.world_size)
-    _write_small(storage, generation_path(generation, name), text)
+    path = generation_path(generation, name)
+    check_length(len(text), limit_bytes=INDEX_LIMIT_BYTES, where=path)
+    _write_small(storage, path, text)
     storage.sync_folder(generation_path(generation))
     reference = ObjectReference(generation, name, len(text), digest_bytes(text))
     own, *ancestors = described.objects

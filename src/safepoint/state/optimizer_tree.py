@@ -16,6 +16,7 @@ from safepoint.state.item import SavedItem
 from safepoint.state.rebuild import SPARSE_KEY, check_plain
 from safepoint.state.sight import Sight
 from safepoint.state.stored import elements, field, malformed, record
+from safepoint.state.tensors import check_storable
 from safepoint.state.tree import class_name
 
 _DEVICE = attrgetter("device")
@@ -128,6 +129,20 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a live group by name."""
     # Sorted, because the order of keys says when a scheduler was built and nothing else.
     return {key: value for key, value in sorted(group.items()) if key not in NOT_OPTIONS}
+
+
+def plain_options_of(group: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return `options_of` a group, its tensors as numbers.
+
+    Raises:
+        RequestError: A tensor cannot be stored.
+    """
+    options = options_of(group)
+    for name, value in options.items():
+        if isinstance(value, torch.Tensor):
+            check_storable(value, f"{path}.{name}")
+            options[name] = value.tolist()
+    return options
 
 
 def parse_optimizer(saved: SavedItem, item: str) -> SavedOptimizer:

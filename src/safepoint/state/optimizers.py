@@ -35,7 +35,15 @@ from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.memo import Memo
 from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
 from safepoint.state.numbers import highest
-from safepoint.state.optimizer_tree import SavedOptimizer, TreeSight, options_of, parse_optimizer, states_of, tree_of
+from safepoint.state.optimizer_tree import (
+    SavedOptimizer,
+    TreeSight,
+    options_of,
+    parse_optimizer,
+    plain_options_of,
+    states_of,
+    tree_of,
+)
 from safepoint.state.owners import Owner, absent_of, divided, kinds_of, owners_of
 from safepoint.state.rebuild import Rebuilder, to_kind
 from safepoint.state.shards import ShardTarget, new_target, target_in
@@ -87,10 +95,7 @@ class OptimizerItem:
         self._recorded: list[tuple[str, ...]] = []
         self._settlers: dict[str, Callable[[], object]] = {}
         self._applied: tuple[SavedOptimizer, Permits] | None = None
-        self._configured = [
-            (len(group["params"]), {key: _as_number(value) for key, value in options_of(group).items()})
-            for group in optimizer.param_groups
-        ]
+        self._configured = [(len(group["params"]), plain_options_of(group, name)) for group in optimizer.param_groups]
 
     @property
     def name(self) -> str:
@@ -393,7 +398,3 @@ class OptimizerItem:
 
 def _parts(value: Any) -> list[Any]:
     return [value, *value.values()] if isinstance(value, dict) else [value]
-
-
-def _as_number(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value

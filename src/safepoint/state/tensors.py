@@ -241,10 +241,13 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
     `safepoint.state.sparse`).
 
     Raises:
-        RequestError: By path: distributed, meta, fake, quantised, nested, subclassed, freed, or of an unknown dtype.
+        RequestError: By path: distributed, meta, fake, quantised, nested, subclassed, freed, of an unknown dtype, or one
+            within a transform of functions.
     """
     if are_plainly_storable((tensor,)):
         return
+    if is_transformed(tensor):
+        raise _refused(tensor, path, "is one within a transform of functions (vmap, grad)", "Save outside of it.")
     if type(tensor) not in PLAIN_TYPES:
         _check_type(tensor, path)
     if tensor.is_nested:
@@ -271,7 +274,11 @@ def are_plainly_storable(tensors: Sequence[torch.Tensor]) -> bool:
 
     Many are looked at at once: a call for each takes longer than all that is looked at.
     """
-    return sys.byteorder == "little" and all(map(_are_plainly_storable, portions_of(tensors)))
+    try:
+        return sys.byteorder == "little" and all(map(_are_plainly_storable, portions_of(tensors)))
+    except RuntimeError:
+        # One without memory of its own cannot be asked for it.
+        return False
 
 
 def _are_plainly_storable(tensors: Sequence[torch.Tensor]) -> bool:
@@ -279,14 +286,20 @@ def _are_plainly_storable(tensors: Sequence[torch.Tensor]) -> bool:
         return False
     if any(map(attrgetter("is_nested"), tensors)) or not all(map(attrgetter("is_cpu"), tensors)):
         return False
-    if any(map(torch.Tensor._is_zerotensor, tensors)):
+    begins = list(map(torch.Tensor.data_ptr, tensors))
+    if not all(begins) and any(one.nbytes for one, begin in zip(tensors, begins, strict=True) if not begin):
         return False
     if not _STORED.issuperset(map(attrgetter("dtype"), tensors)) or not all(map(torch.Tensor.is_contiguous, tensors)):
         return False
     held = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
-    begins = map(mul, map(torch.Tensor.storage_offset, tensors), map(attrgetter("itemsize"), tensors))
-    ends = map(add, begins, map(attrgetter("nbytes"), tensors))
+    offsets = map(mul, map(torch.Tensor.storage_offset, tensors), map(attrgetter("itemsize"), tensors))
+    ends = map(add, offsets, map(attrgetter("nbytes"), tensors))
     return all(map(ge, held, ends))
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor stands for another one within vmap, grad or functionalize, and has no memory."""
+    return torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:

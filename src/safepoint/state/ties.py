@@ -12,7 +12,7 @@ import torch
 
 from safepoint.state.aliases import are_apart
 from safepoint.state.names import Slot
-from safepoint.state.tensors import PLAIN_TYPES, are_plainly_storable, is_distributed
+from safepoint.state.tensors import PLAIN_TYPES, are_plainly_storable, is_distributed, is_transformed
 
 
 def tied(slots: Iterable[Slot]) -> list[list[Slot]]:
@@ -68,7 +68,7 @@ def _place(tensor: torch.Tensor) -> object:
         torch.nn.parameter.is_lazy(tensor) or is_distributed(tensor) or type(tensor.detach()) is not torch.Tensor
     ):
         return id(tensor)
-    if tensor.layout != torch.strided or tensor.numel() == 0:
+    if tensor.layout != torch.strided or tensor.numel() == 0 or is_transformed(tensor):
         return id(tensor)
     storage = tensor.untyped_storage().data_ptr()
     view = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
