@@ -3,18 +3,21 @@
 1. It is that of the process that began it: a child that is forked off meanwhile waits for nothing.
 2. A failure of the copy is that of its save, and is told where that is.
 3. While a thread saves a boundary, a step in another one waits: a fused one would change what is read, and no count
-   of writes would show it.
+   of writes would show it. It does not wait for good: who saves may wait for a lock of the user's that it holds.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from safepoint.ambient import Ambient
+from safepoint.errors import TornSnapshotError
 from safepoint.saving.crossing import Copier
 from safepoint.stats import Costs, Running
+
+_PATIENCE_S = 120.0
 
 
 class Behind:
@@ -25,6 +28,7 @@ class Behind:
         self._costs = costs
         self._followed: tuple[int, Copier, Running] | None = None
         self._pid, self._boundary = ambient.pid(), threading.RLock()
+        self._passed = 0
 
     @contextmanager
     def boundary(self) -> Iterator[None]:
@@ -33,12 +37,32 @@ class Behind:
             yield
 
     def pass_boundary(self) -> None:
-        """Return when no other thread saves a boundary and the state may change; see `wait`."""
+        """Return when no other thread saves a boundary and the state may change; see `wait`.
+
+        After two minutes it returns all the same, and what is being saved is torn.
+        """
         # In a child that was forked off meanwhile nobody would ever leave the boundary.
         if self._ambient.pid() == self._pid:
-            with self._boundary:
-                pass
+            if self._boundary.acquire(timeout=_PATIENCE_S):
+                self._boundary.release()
+            else:
+                # Who saves may be waiting in code of the user's for a lock that this thread holds.
+                self._passed += 1
         self.wait()
+
+    def witness(self) -> Callable[[], None]:
+        """Return what raises `TornSnapshotError` if a step has gone on since although a boundary was being saved."""
+        before = self._passed
+
+        def check() -> None:
+            if self._passed != before:
+                raise TornSnapshotError(
+                    "an optimizer in another thread stepped while the state was read",
+                    found=f"it had waited for {_PATIENCE_S:g} s",
+                    remedy="Save where no other thread steps, or leave the lock that both hold before the step.",
+                )
+
+        return check
 
     def follow(self, copying: Copier, running: Running) -> None:
         """Have steps wait for this copy; the one before must have been left."""

@@ -233,6 +233,7 @@ class Saver:
             workspace=self._workspace,
             on_phase=lambda phase: self._evidence.tell("phase", phase=phase),
             on_agreed=on_agreed,
+            check_boundary=self.behind.witness(),
         )
         self._began_s = self._ambient.monotonic()
         mark_begun(handle)

@@ -82,6 +82,7 @@ class SaveContext:
 
     `refuses_difference` says whether replicas that differ abort the save, or are noted. `on_phase` is told the name of
     each phase as it begins, from whichever thread runs it; `on_agreed` the snapshot with what all ranks agreed on.
+    `check_boundary` raises `TornSnapshotError` once all was read, if something is known to have changed meanwhile.
     """
 
     storage: Storage
@@ -95,6 +96,7 @@ class SaveContext:
     workspace: Workspace = field(default_factory=Workspace)
     on_phase: Callable[[str], None] = lambda phase: None
     on_agreed: Callable[[Snapshot], None] = lambda snapshot: None
+    check_boundary: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

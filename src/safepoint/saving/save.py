@@ -243,17 +243,21 @@ def _place(context: SaveContext, agreed: Agreed) -> Place:
 
 def _write(context: SaveContext, save: StagedSave) -> tuple[Stored, Exception | None]:
     """Write this rank's part; of several ranks, a failure is returned, to be voted with."""
-    work = partial(
-        write,
-        context.storage,
-        save.form,
-        save.origin,
-        save.snapshot.items,
-        save.place,
-        save.increment,
-        clock=context.ambient.monotonic,
-        spent=save.spent,
-    )
+
+    def work() -> Stored:
+        stored = write(
+            context.storage,
+            save.form,
+            save.origin,
+            save.snapshot.items,
+            save.place,
+            save.increment,
+            clock=context.ambient.monotonic,
+            spent=save.spent,
+        )
+        context.check_boundary()
+        return stored
+
     if context.group.world_size == 1:
         return explained(context, work), None
     try:

@@ -241,8 +241,8 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
     `safepoint.state.sparse`).
 
     Raises:
-        RequestError: By path: distributed, meta, fake, quantised, nested, subclassed, freed, of an unknown dtype, or one
-            within a transform of functions.
+        RequestError: By path: distributed, meta, fake, quantised, nested, subclassed, freed, of an unknown dtype, or
+            one within a transform of functions.
     """
     if are_plainly_storable((tensor,)):
         return
