@@ -51,7 +51,7 @@ READING = (
     Case(
         "digest check",
         "of a chunk at a restore",
-        "restoring/read.py",
+        "restoring/checking.py",
         "    if found != chunk.digest:",
         "    if False:",
         (

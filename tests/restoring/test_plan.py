@@ -69,7 +69,7 @@ def test_what_is_planned_of_very_many_chunks_is_made_anew_and_the_same(monkeypat
     chance = random.Random(3)
     storage, values = folder(), numbered((13, 5), "float32")
     stored = store(storage, "w", values, cut((13, 5), 9, chance), dtype="float32", rows=2, files=["f/0", "f/1"])
-    monkeypatch.setattr(arrival, "_MOST_RANGES", 2)
+    monkeypatch.setattr(arrival, "MOST_RANGES", 2)
     kept: list[TensorRead] = []
     anew: list[TensorRead] = []
     for many, plans in ((1 << 20, kept), (2, anew)):

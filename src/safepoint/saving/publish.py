@@ -30,8 +30,8 @@ def publish(storage: Storage, manifest: Manifest, claim: Claim, *, ambient: Ambi
     """
     data = seal(manifest)
     path = generation_path(manifest.generation, MANIFEST)
-    check_length(len(data), limit_bytes=MANIFEST_LIMIT_BYTES, where=path)
     check_not_fenced(storage, claim, ambient=ambient)
+    check_length(len(data), limit_bytes=MANIFEST_LIMIT_BYTES, where=path)
     try:
         storage.publish(path, data)
     except (OutcomeUnknownError, ObjectExistsError) as exc:
