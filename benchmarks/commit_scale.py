@@ -230,7 +230,7 @@ def _save(
 def main() -> None:
     """Measure each number of ranks, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", default="8,64,512", help="numbers of ranks")
+    parser.add_argument("--ranks", default="8,64,256", help="numbers of ranks")
     parser.add_argument("--stat-ms", type=float, default=1.0, help="the sleep of each look at an object")
     parser.add_argument("--read-ms", type=float, default=5.0, help="the sleep of each read of an index or a manifest")
     parser.add_argument("--alone", default="8,64", help="of these numbers, those that one process restores as well")
