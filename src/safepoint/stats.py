@@ -94,7 +94,6 @@ class Running:
     is_background: bool = False
     blocked_s: float | None = None
     total_s: float = 0.0
-    is_told: bool = False
     result: SaveResult | None = None
     spent: Spent = field(default_factory=Spent)
 
@@ -126,7 +125,9 @@ class Costs:
 
     def __init__(self, ambient: Ambient, is_saving: Callable[[], bool], *, is_background: bool) -> None:
         self._ambient, self._is_saving, self._is_background = ambient, is_saving, is_background
+        self._pid = ambient.pid()
         self._saves: deque[Running] = deque(maxlen=_KEPT_SAVES)
+        self._untold: deque[Running] = deque()
         self._alone, self._beside = _Steps(), _Steps()
         self._step_began_s: float | None = None
         self._is_beside = False
@@ -164,6 +165,7 @@ class Costs:
         running.total_s, running.spent = self._ambient.monotonic() - running.began_s, spent
         running.result = result
         self._saves.append(running)
+        self._untold.append(running)
 
     def end_step(self) -> None:
         """Take the time of the step that ends here, if it was seen to begin."""
@@ -177,11 +179,11 @@ class Costs:
 
     def tell(self) -> None:
         """Note in the journal what saves cost that have ended since the last call: `safepoint plan` reads it."""
-        for running in list(self._saves):
-            if running.is_told or running.blocked_s is None:
-                continue
-            running.is_told = True
-            cost = _cost(running)
+        if self._ambient.pid() != self._pid:
+            # A child that was forked off has the journal of its parent, which goes on with it.
+            return
+        while self._untold and self._untold[0].blocked_s is not None:
+            cost = _cost(self._untold.popleft())
             self._note(
                 "saved",
                 generation=cost.generation,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,6 +190,25 @@ def test_what_a_background_save_cost_is_in_the_journal_at_the_next_save_or_the_e
     manager.close()
     told = [(line["step"], line["blocked_s"], line["total_s"], line["is_background"]) for line in noted(storage)]
     assert told == [(1, 0.0, 9.0, True), (2, 0.0, 9.0, True)]
+
+
+def test_a_child_that_was_forked_off_notes_nothing_in_the_journal_of_its_parent(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    manager = sp.CheckpointManager(tmp_path, {"model": model}, background=True, signals=None)
+    manager.restore()
+    manager.after_update()
+    manager.save().wait(deadline_s=60)
+    before = (tmp_path / "journal" / "000001.jsonl").read_bytes()
+    child = os.fork()
+    if not child:
+        try:
+            manager.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (tmp_path / "journal" / "000001.jsonl").read_bytes() == before
+    manager.close()
+    assert (tmp_path / "journal" / "000001.jsonl").read_bytes().count(b'"saved"') == 1
 
 
 def test_stats_are_told_in_words() -> None:
