@@ -44,3 +44,14 @@ def test_a_line_that_is_foreign_or_torn_is_passed_over(line: bytes) -> None:
     storage.put(path, line + b"\n" + storage.read(path, limit_bytes=1000) + line)
     found = read_journal(storage, 1)
     assert (found.last_step, found.committed, found.deleted) == (8, {GENERATION}, set())
+
+
+def test_what_a_save_cost_tells_as_well_that_it_was_committed() -> None:
+    """The line `committed` may be torn: that of its cost, which follows, is of committed saves alone. Spec: F8.1"""
+    storage = MemoryStorage()
+    storage.make_root()
+    storage.make_folder("journal")
+    journal = Journal(storage, 1)
+    journal.event("saved", generation=GENERATION, step=7, blocked_s=0.5, total_s=1.5, is_background=True)
+    journal.close()
+    assert read_journal(storage, 1).committed == {GENERATION}

@@ -12,7 +12,8 @@ from safepoint.storage.base import Storage
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Summarise a usable checkpoint: committed, whole and on the live lineage. `metrics` are those of its update."""
+    """Summarise a usable checkpoint: committed, whole and on the live lineage. `metrics` are those of its update
+    and, where it was saved as an epoch was closed, of the epoch."""
 
     step: int
     generation: str

@@ -84,6 +84,20 @@ class DueSaves:
         if self.saves_on_exception:
             self._circumstances.watch_afterwards(self._afterwards)
 
+    def end_epoch(self, metrics: Mapping[str, float]) -> None:
+        """Close the epoch whose end is due, with the numbers that it came to, and make the save that was held.
+
+        Raises:
+            RequestError: No epoch's end is due.
+        """
+        progress = self._boundary.progress
+        if not progress.epoch_end_due:
+            raise RequestError("no epoch has come to its end", found=f"step {progress.step}, {progress}")
+        self.metrics = {**self.metrics, **metrics}
+        self._boundary.end_epoch()
+        self.closes_epochs = True
+        self.begin_epoch()
+
     def begin_epoch(self) -> None:
         """Make the save that was held at an epoch's last update, if the epoch is closed and no window is open."""
         if self._boundary.progress.epoch_end_due:

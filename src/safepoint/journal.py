@@ -19,6 +19,8 @@ from safepoint.format.names import MAX_STEP, journal_path
 from safepoint.storage.base import Appender, Storage
 
 _LIMIT_BYTES = 64 << 20
+# Both are noted after a commit alone: where one line is lost, the other still tells that the generation was there.
+_WITNESSES = {"committed": "committed", "saved": "committed", "deleted": "deleted"}
 
 _log = logging.getLogger(__name__)
 
@@ -104,8 +106,8 @@ def read_journal(storage: Storage, incarnation: int) -> JournalSummary:
         has_resumed |= kind == "resumed"
         if type(step) is int and 0 <= step <= MAX_STEP:
             steps.append(step)
-        if isinstance(generation, str) and isinstance(kind, str) and kind in named:
-            named[kind].add(generation)
+        if isinstance(generation, str) and isinstance(kind, str) and kind in _WITNESSES:
+            named[_WITNESSES[kind]].add(generation)
         if kind == "saved":
             costs += _cost(entry)
     last_step = max(steps, default=None)

@@ -18,7 +18,6 @@ from safepoint.conditions import Circumstances
 from safepoint.contract import Contract
 from safepoint.due import DueSaves
 from safepoint.enrolment import enrol
-from safepoint.errors import RequestError
 from safepoint.evidence import Evidence, watched_url
 from safepoint.group.torch_store import find_group
 from safepoint.iteration import epochs_left, rest_of_epoch
@@ -287,20 +286,17 @@ class CheckpointManager:
         self._due.after_update()
         self._saver.costs.begin_step(is_beside=self._saver.is_saving)
 
-    def end_epoch(self) -> None:
+    def end_epoch(self, *, metrics: Mapping[str, Any] | None = None) -> None:
         """Close the epoch whose last update is done: after the per-epoch scheduler step and validation.
 
-        A save that fell due at the epoch's last update is made here.
+        A save that fell due at the epoch's last update is made here. `metrics` are numbers of the epoch, such as those
+        of validation: stored beside those of its last update, used by ``keep(best=...)``.
 
         Raises:
-            RequestError: No epoch's end is due.
+            RequestError: No epoch's end is due, or a metric is no number.
         """
         self._membership.require()
-        if not self.epoch_end_due:
-            raise RequestError("no epoch has come to its end", found=f"step {self.progress.step}, {self.progress}")
-        self._boundary.end_epoch()
-        self._due.closes_epochs = True
-        self._due.begin_epoch()
+        self._due.end_epoch(as_numbers(metrics))
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs that are left of `total`, closing each after the loop's body."""

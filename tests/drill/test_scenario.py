@@ -11,6 +11,7 @@ import pytest
 from safepoint.ambient import SystemAmbient
 from safepoint.drill.plan import Kill
 from safepoint.drill.play import Stage, play
+from safepoint.drill.report import warnings
 from safepoint.drill.scenario import rehearse
 from safepoint.drill.trace import Ending
 from safepoint.drill.verdict import Verdict, judge_rehearsal
@@ -51,6 +52,21 @@ def test_a_drill_that_ends_at_an_update_compares_the_state_there(tmp_path: Path)
     assert rehearsal.baseline.last_step == rehearsal.starts[-1].last_step == 8
     assert rehearsal.baseline.state == rehearsal.starts[-1].state
     assert judge_rehearsal(rehearsal).comparison.items == ("data", "model")
+
+
+@pytest.mark.parametrize(
+    ("kill", "is_early"), [(Kill(7, "publish"), True), (Kill(5, "publish"), False), (Kill(8), False)]
+)
+def test_a_kill_whose_place_no_start_came_to_is_told(tmp_path: Path, kill: Kill, is_early: bool) -> None:
+    """A save is made at updates 3, 6, 9: one that is to die in a save from 7 on and ends at 8 dies at its end."""
+    rehearsal = rehearse(stage(tmp_path, until=8), kills=(kill,))
+    judgement = judge_rehearsal(rehearsal)
+    expected = [
+        "start 1 was to die in phase 'publish' of the first save from update 7 on, and never came there:"
+        " it was killed after update 8"
+    ]
+    assert judgement.holds
+    assert warnings(rehearsal, judgement) == (expected if is_early else [])
 
 
 def test_random_kills_are_the_same_for_the_same_seed(tmp_path: Path, seed: int) -> None:

@@ -220,6 +220,38 @@ def test_a_finished_run_asked_for_more_epochs_makes_only_these(tmp_path: Path) -
     job.manager.close()
 
 
+def test_numbers_of_an_epoch_are_saved_with_its_end_and_choose_what_is_kept(tmp_path: Path) -> None:
+    """Epoch 1 of 0 to 3 has the least error: its checkpoint stays beside the two newest good ones, and tells both."""
+    errors = {0: 0.9, 1: 0.2, 2: 0.5, 3: 0.4}
+    schedule, keep = sp.every(updates=PER_EPOCH), sp.keep(last=2, best=("error", "min"))
+    job = build(tmp_path, save=schedule, keep=keep, scheduler=per_epoch)
+    job.manager.restore()
+    for epoch in job.manager.epochs(4):
+        for batch in job.manager.batches(job.loader):
+            step(job, batch, steps_scheduler=False)
+            job.manager.after_update(metrics={"loss": float(job.manager.progress.step), "error": 7.0})
+        job.scheduler.step()
+        job.manager.end_epoch(metrics={"error": torch.tensor(errors[epoch])})
+    job.manager.close()
+
+    told = {checkpoint.step: checkpoint.metrics for checkpoint in sp.open_run(tmp_path).checkpoints()}
+    assert told.keys() == {2 * PER_EPOCH, 3 * PER_EPOCH, 4 * PER_EPOCH}
+    assert told[2 * PER_EPOCH] == {"loss": 2 * PER_EPOCH - 1.0, "error": pytest.approx(0.2)}
+
+
+def test_a_wrong_number_of_an_epoch_leaves_the_epoch_open(tmp_path: Path) -> None:
+    job = build(tmp_path)
+    job.manager.restore()
+    for batch in job.manager.batches(job.loader):
+        step(job, batch)
+        job.manager.after_update()
+    with pytest.raises(sp.RequestError, match="a metric is not a number"):
+        job.manager.end_epoch(metrics={"error": "low"})
+    assert job.manager.epoch_end_due and job.manager.progress.epoch == 0
+    job.manager.end_epoch(metrics={"error": 0.5})
+    assert job.manager.progress.epoch == 1
+
+
 def test_ending_an_epoch_that_has_not_come_to_its_end_is_refused(tmp_path: Path) -> None:
     job = build(tmp_path)
     step(job, next(iter(job.loader)))

@@ -136,7 +136,7 @@ def _tell(rehearsal: Rehearsal, judgement: Judgement, as_json: bool) -> None:
     print()
     print_line(compared(judgement))
     print_line(UNSEEN)
-    for warning in warnings(judgement):
+    for warning in warnings(rehearsal, judgement):
         print_line(f"warning: {warning}")
     for finding in judgement.findings:
         print_line(f"- {finding}")

@@ -104,7 +104,7 @@ class _Player:
         self._committed: list[int] = []
         self._state: Mapping[str, str] | None = None
         self._is_closed = False
-        self._is_connected = False
+        self._is_connected = self._is_early = False
         self._place = "before its first event"
 
     def follow(self, log: str) -> Start:
@@ -126,6 +126,7 @@ class _Player:
             seconds=self._stage.ambient.monotonic() - began,
             update_seconds=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0,
             ranks=self._stage.ranks,
+            is_early=self._is_early,
         )
 
     def _run(self) -> Ending:
@@ -185,10 +186,12 @@ class _Player:
     def _dies_at(self, event: Event) -> bool:
         if self._kill is None or self._trigger is None:
             return False
+        is_met = self._kill_at is None and self._trigger.meets(event)
         # A start that comes to its end before its kill was due dies there.
         if self._is_last(event):
+            self._is_early = self._kill_at is None and not is_met
             return True
-        if self._kill_at is None and self._trigger.meets(event):
+        if is_met:
             delay_s = self._kill.delay * self._update_seconds
             self._kill_at = self._stage.ambient.monotonic() + delay_s
             return delay_s == 0

@@ -76,8 +76,21 @@ def _told_apart(apart: Apart) -> str:
     )
 
 
-def warnings(judgement: Judgement) -> list[str]:
-    """Return what makes the comparison weaker than it could be."""
+def warnings(rehearsal: Rehearsal, judgement: Judgement) -> list[str]:
+    """Return what makes the drill or its comparison weaker than it could be."""
+    return [*_missed(rehearsal), *_uncompared(judgement)]
+
+
+def _missed(rehearsal: Rehearsal) -> list[str]:
+    """Name the kills that were chosen by hand, and whose places their starts did not come to before they ended."""
+    return [
+        f"start {number} was to die {start.kill}, and never came there: it was killed {start.place}"
+        for number, start in enumerate(rehearsal.starts, 1)
+        if rehearsal.seed is None and start.kill is not None and start.is_early
+    ]
+
+
+def _uncompared(judgement: Judgement) -> list[str]:
     comparison = judgement.comparison
     if comparison.has_metrics or comparison.level != "exact":
         return []
@@ -101,7 +114,7 @@ def as_plain(rehearsal: Rehearsal, judgement: Judgement) -> dict[str, Any]:
         "verdict": judgement.verdict.value,
         "meaning": MEANINGS[judgement.verdict],
         "findings": list(judgement.findings),
-        "warnings": warnings(judgement),
+        "warnings": warnings(rehearsal, judgement),
         "unseen": UNSEEN,
         "command": list(rehearsal.command),
         "seed": rehearsal.seed,

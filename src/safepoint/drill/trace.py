@@ -33,7 +33,8 @@ class Start:
 
     `state` is the digest of each item at the end, where the start came to it. `place` says in words where it ended.
     `committed` are the steps whose checkpoints were seen to exist. `log` is the path of the command's output. `ranks`
-    is how many ranks it had; 0 where the command was started by itself.
+    is how many ranks it had; 0 where the command was started by itself. `is_early`: it came to its end before it came to
+    the place of its kill, and was killed there.
     """
 
     ending: Ending
@@ -49,6 +50,7 @@ class Start:
     seconds: float = 0.0
     update_seconds: float = 0.0
     ranks: int = 0
+    is_early: bool = False
 
     @property
     def last_step(self) -> int:
