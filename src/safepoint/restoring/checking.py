@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.digest import digest_bytes, running_digest
+from safepoint.format.index import Chunk, Tensor
 from safepoint.restoring.plan import ChunkRead, TensorRead
 from safepoint.restoring.runs import Batch, Run
 from safepoint.restoring.workers import Workers
@@ -28,13 +29,13 @@ def check_run(run: Run, batch: Batch, pieces: Iterator[tuple[int, memoryview]], 
             raise CancelledError
         number, chunk = run.parts[part]
         if len(piece) == chunk.size_bytes:
-            _compare(digest_bytes(piece), batch.tensors[number], chunk)
+            check_chunk(digest_bytes(piece), chunk, batch.tensors[number], chunk.path)
             matched += 1
             continue
         state.update(piece)
         arrived_bytes += len(piece)
         if arrived_bytes == chunk.size_bytes:
-            _compare(state.hexdigest(), batch.tensors[number], chunk)
+            check_chunk(state.hexdigest(), chunk, batch.tensors[number], chunk.path)
             state.reset()
             arrived_bytes, matched = 0, matched + 1
     if matched != len(run.parts):
@@ -42,11 +43,16 @@ def check_run(run: Run, batch: Batch, pieces: Iterator[tuple[int, memoryview]], 
     return sum(chunk.size_bytes for _, chunk in run.parts)
 
 
-def _compare(found: str, tensor: TensorRead, chunk: ChunkRead) -> None:
+def check_chunk(found: str, chunk: ChunkRead | Chunk, tensor: TensorRead | Tensor, path: str) -> None:
+    """Compare the digest that was found of a chunk with its own.
+
+    Raises:
+        CorruptionError: They differ; names file, tensor and rows.
+    """
     if found != chunk.digest:
         raise CorruptionError(
             "stored bytes of a tensor are damaged",
-            where=f"{chunk.path}: {tensor.item}/{tensor.name}, rows {chunk.rows[0]} to {chunk.rows[1]}",
+            where=f"{path}: {tensor.item}/{tensor.name}, rows {chunk.rows[0]} to {chunk.rows[1]}",
             expected=f"digest {chunk.digest}",
             found=found,
         )

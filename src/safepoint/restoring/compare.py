@@ -20,6 +20,7 @@ from safepoint.format.index import Chunk, Index, Tensor
 from safepoint.format.manifest import Manifest
 from safepoint.format.plain import decode_plain
 from safepoint.restoring.boxes import StoredBox, boxes_by_tensor, check_boxes, copy_overlap, element_bytes_of
+from safepoint.restoring.checking import check_chunk
 from safepoint.restoring.trees import LeafDifference, differing_values
 from safepoint.restoring.union import union_of_trees
 from safepoint.restoring.validate import read_indexes
@@ -198,14 +199,7 @@ def _read_chunk(part: _Part, chunk: Chunk) -> memoryview:
     path = part.stored.paths[chunk.object]
     memory = memoryview(bytearray(chunk.size_bytes))
     part.storage.read_into(path, chunk.offset_bytes, memory)
-    found = digest_bytes(memory)
-    if found != chunk.digest:
-        raise CorruptionError(
-            "stored bytes of a tensor are damaged",
-            where=f"{path}: {part.tensor.item}/{part.tensor.name}, rows {chunk.rows[0]} to {chunk.rows[1]}",
-            expected=f"digest {chunk.digest}",
-            found=found,
-        )
+    check_chunk(digest_bytes(memory), chunk, part.tensor, path)
     return memory
 
 
