@@ -33,8 +33,8 @@ class Start:
 
     `state` is the digest of each item at the end, where the start came to it. `place` says in words where it ended.
     `committed` are the steps whose checkpoints were seen to exist. `log` is the path of the command's output. `ranks`
-    is how many ranks it had; 0 where the command was started by itself. `is_early`: it came to its end before it came to
-    the place of its kill, and was killed there.
+    is how many ranks it had; 0 where the command was started by itself. `is_early`: it was killed at its end,
+    for it never came to the place of its kill.
     """
 
     ending: Ending
