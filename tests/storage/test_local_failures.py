@@ -53,7 +53,7 @@ def test_passing_failures_are_marked_retryable(
 ) -> None:
     storage.publish("object", b"data")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", failing_with(number))
+        patch.setattr(os, "pread", failing_with(number))
         with pytest.raises(StorageError) as caught:
             read_all(storage, "object")
     assert caught.value.retryable
@@ -61,9 +61,10 @@ def test_passing_failures_are_marked_retryable(
 
 def test_short_writes_and_reads_are_completed(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytes(range(256))
-    real_write, real_pwrite, real_preadv = os.write, os.pwrite, os.preadv
+    real_write, real_pwrite, real_pread, real_preadv = os.write, os.pwrite, os.pread, os.preadv
     monkeypatch.setattr(os, "write", lambda descriptor, view: real_write(descriptor, view[:100]))
     monkeypatch.setattr(os, "pwrite", lambda descriptor, view, at: real_pwrite(descriptor, view[:100], at))
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, at: real_pread(descriptor, min(size, 100), at))
     monkeypatch.setattr(os, "preadv", lambda descriptor, views, at: real_preadv(descriptor, [views[0][:100]], at))
     writer = storage.create("created")
     writer.write(memoryview(data))

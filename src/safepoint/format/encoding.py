@@ -165,7 +165,7 @@ def check_seal(data: bytes, *, where: str) -> str:
     if data[: len(_PREFIX)] != _PREFIX or not is_digest(stated) or data[_HEAD : _HEAD + 2] != b'",':
         found = "an empty file" if not data else repr(data[:24])
         raise _corrupt(where, "a record that begins with its digest", found)
-    actual = digest_bytes(data[_HEAD:])
+    actual = digest_bytes(memoryview(data)[_HEAD:])
     if stated != actual:
         raise _corrupt(where, f"digest {stated}", actual)
     return actual
@@ -201,13 +201,14 @@ def _as_sealed(data: bytes, kind: type[Record]) -> Record | None:
     """
     if _DEEP in data:
         return None
-    body = b"{" + data[_HEAD + 2 :]
     try:
-        record = msgspec.json.decode(body, type=kind)
-        again = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+        # The text is copied once and compared where it lies: new memory costs the system more than the look at it.
+        record = msgspec.json.decode(data.replace(data[: _HEAD + 2], b"{", 1), type=kind)
+        again = msgspec.json.format(msgspec.json.encode(record), indent=1)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    return record if again == body else None
+    is_same = len(data) == _HEAD + 2 + len(again) and data.endswith(b"\n")
+    return record if is_same and data.startswith(memoryview(again)[1:], _HEAD + 2) else None
 
 
 def _check_age(tree: dict[str, Any], where: str) -> None:

@@ -25,14 +25,12 @@ from safepoint.storage.failures import Translation, not_a_run, storage_error, tr
 from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
 from safepoint.storage.local_naming import name_exclusively
 from safepoint.storage.local_open import FOLDER_FLAGS, OpenFile, OpenFolder
-from safepoint.storage.local_reads import LocalReader, bring_near
+from safepoint.storage.local_reads import LocalReader, bring_near, fill_from, read_whole
 from safepoint.storage.local_room import free_bytes
 
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _TOKEN_BYTES = 8
-# A single read is kept below what every system takes in one call.
-_LARGEST_READ_BYTES = 1 << 30
 
 # After these a name was certainly not given; any other failure while naming leaves it open.
 _REFUSALS = frozenset(
@@ -185,9 +183,7 @@ class LocalStorage:
                     expected=f"at most {limit_bytes} bytes",
                     found=f"{size_bytes} bytes",
                 )
-            buffer = bytearray(size_bytes)
-            filled_bytes = _fill(descriptor, memoryview(buffer), 0)
-            return bytes(memoryview(buffer)[:filled_bytes])
+            return read_whole(descriptor, size_bytes)
 
     def read_into(self, path: str, offset_bytes: int, buffer: memoryview) -> None:
         """Fill the buffer from a range of the file."""
@@ -195,7 +191,7 @@ class LocalStorage:
             raise RequestError("an offset is negative", where=path, found=offset_bytes)
         view = byte_view(buffer)
         with self._reading(path), self._opened(path) as (descriptor, size_bytes):
-            if offset_bytes + len(view) > size_bytes or _fill(descriptor, view, offset_bytes) < len(view):
+            if offset_bytes + len(view) > size_bytes or fill_from(descriptor, view, offset_bytes) < len(view):
                 raise CorruptionError(
                     "an object ends too early",
                     where=self._where(path),
@@ -351,17 +347,6 @@ def _sync_parent(folder: str, *, is_made: bool) -> None:
         # Above a root that was there already lies what is not ours: another owner's folder, a file system of its kind.
         if is_made or exc.errno not in _NOT_OURS:
             raise
-
-
-def _fill(descriptor: int, view: memoryview, offset_bytes: int) -> int:
-    filled_bytes = 0
-    while filled_bytes < len(view):
-        piece = view[filled_bytes : filled_bytes + _LARGEST_READ_BYTES]
-        count = os.preadv(descriptor, [piece], offset_bytes + filled_bytes)
-        if count == 0:
-            break
-        filled_bytes += count
-    return filled_bytes
 
 
 def _entry_of(entry: os.DirEntry[str]) -> Entry | None:

@@ -19,6 +19,8 @@ from safepoint.storage.local_direct import BLOCK_BYTES, pass_cache
 
 # What is copied and looked at in one go: small enough for a processor's cache, large enough for the price of a call.
 _STEP_BYTES = 1 << 20
+# A single read is kept below what every system takes in one call.
+_LARGEST_READ_BYTES = 1 << 30
 # The system takes no more buffers in one call (IOV_MAX).
 _MOST_VIEWS = 1024
 # Below this size a copy is done before another thread could take over the interpreter.
@@ -126,6 +128,34 @@ class LocalReader:
             expected=f"at least {needed_bytes} bytes",
             found=f"{self._size_bytes} bytes",
         )
+
+
+def read_whole(descriptor: int, size_bytes: int) -> bytes:
+    """Return so many bytes from the begin of a file, or fewer where it ends before; not copied where one read suffices.
+
+    For a large object, a copy into memory that is new takes longer than to decode a good part of it.
+    """
+    pieces: list[bytes] = []
+    left_bytes = size_bytes
+    while left_bytes > 0:
+        piece = os.pread(descriptor, min(left_bytes, _LARGEST_READ_BYTES), size_bytes - left_bytes)
+        if not piece:
+            break
+        pieces.append(piece)
+        left_bytes -= len(piece)
+    return b"".join(pieces)
+
+
+def fill_from(descriptor: int, view: memoryview, offset_bytes: int) -> int:
+    """Fill a view from a range of a file, and return its size, or a smaller one where the file ends before."""
+    filled_bytes = 0
+    while filled_bytes < len(view):
+        piece = view[filled_bytes : filled_bytes + _LARGEST_READ_BYTES]
+        count = os.preadv(descriptor, [piece], offset_bytes + filled_bytes)
+        if count == 0:
+            break
+        filled_bytes += count
+    return filled_bytes
 
 
 def bring_near(descriptor: int, offset_bytes: int, size_bytes: int) -> None:
