@@ -25,6 +25,7 @@ from safepoint.state.memory import all_writes_of, versions_of
 from safepoint.state.shards import boxes_of, captured, division_of, view_of
 from safepoint.state.sight import Sight
 from safepoint.state.tensors import TensorSource, are_distributed, is_distributed
+from safepoint.state.traits import Traits
 
 _NAME, _TENSOR = itemgetter(0), itemgetter(1)
 _PLACE, _PART = itemgetter(1), itemgetter(2)
@@ -59,6 +60,7 @@ class _Kept(msgspec.Struct, frozen=True):
     """
 
     facts: list[object]
+    traits: Traits | None
     stencil: Stencil
     places: list[int]
     paths: list[Path]
@@ -79,6 +81,11 @@ class Memo:
     def __init__(self, name: str, kind: str) -> None:
         self._name, self._kind = name, kind
         self._kept: _Kept | None = None
+
+    @property
+    def traits(self) -> Traits | None:
+        """Return those of the tensors that were seen the time before, for the next look."""
+        return None if self._kept is None else self._kept.traits
 
     def captured(self, sight: Sight, draft: Callable[[], Draft], *, is_divided_alone: bool = True) -> CapturedItem:
         """Return the item.
@@ -130,7 +137,9 @@ class Memo:
             places, names = _places(made.values, sight, self._name), _names(made, sight)
             tensors_kept = _kept_tensors(names, item, sight, self._name)
             paths = [path for place, path in zip(places, stencil.paths, strict=True) if place < len(sight.atoms)]
-            self._kept = _Kept(sight.facts, stencil, places, paths, tensors_kept, names, division, made.entries)
+            self._kept = _Kept(
+                sight.facts, sight.traits, stencil, places, paths, tensors_kept, names, division, made.entries
+            )
         return item
 
 

@@ -103,7 +103,7 @@ class ModuleItem:
             self._glances.forget()
             glance = self._glances.at(self._module)
         handed_out = handed_out_buffers(glance.modules)
-        sight = Sight()
+        sight = Sight(self._memo.traits)
         sight.note(glance.facts)
         sight.note(glance.modes)
         sight.note([id(one) in handed_out for one in glance.buffers] if handed_out else None)

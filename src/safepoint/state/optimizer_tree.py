@@ -17,6 +17,7 @@ from safepoint.state.rebuild import SPARSE_KEY, check_plain
 from safepoint.state.sight import Sight
 from safepoint.state.stored import elements, field, malformed, record
 from safepoint.state.tensors import check_storable
+from safepoint.state.traits import Traits
 from safepoint.state.tree import class_name
 
 _DEVICE = attrgetter("device")
@@ -89,6 +90,7 @@ class TreeSight:
         recorded: Sequence[Sequence[str]],
         *,
         extra: dict[str, Any],
+        before: Traits | None,
     ) -> Sight | None:
         """Return what is seen; None where something is held that has to be looked at in the tree.
 
@@ -97,6 +99,7 @@ class TreeSight:
             named: The parameters by their qualified names.
             recorded: As for `tree_of`.
             extra: As for `tree_of`.
+            before: As for `Sight`.
         """
         names = dict(zip(map(id, named.values()), named, strict=True))
         held = [group["params"] for group in optimizer.param_groups]
@@ -116,7 +119,7 @@ class TreeSight:
         options = [options_of(optimizer.param_groups[index]) for index in order]
         values = list(optimizer.state.values())
         states = [values[place] for place in places]
-        sight = Sight()
+        sight = Sight(before)
         # The order is a fact, not what it follows from: a restore records groups, and changes nothing by that.
         sight.note((class_name(optimizer), facts[:3], order, places, list(map(_DEVICE, parameters))))
         sight.look(options)

@@ -277,13 +277,13 @@ class OptimizerItem:
 
     def _seen(self, named: Mapping[str, torch.Tensor]) -> tuple[Sight, Callable[[], Draft]]:
         """Return what is seen of the state, and what drafts it."""
-        extra = self._extra()
-        sight = self._sight.of(self._optimizer, named, self._recorded, extra=extra)
+        extra, before = self._extra(), self._memo.traits
+        sight = self._sight.of(self._optimizer, named, self._recorded, extra=extra, before=before)
         if sight is not None:
             found = sight
             return sight, lambda: self._draft(self._whole(named, extra), found)
         whole = self._whole(named, extra)
-        found = Sight.of(whole)
+        found = Sight.of(whole, before)
         return found, lambda: self._draft(whole, found)
 
     def _draft(self, whole: dict[str, Any], sight: Sight) -> Draft:

@@ -112,7 +112,7 @@ class SchedulerItem:
             "configured": _arranged(self._effective, order),
             "has_stepped": bool(getattr(optimizer.optimizer, "_opt_called", False)),
         }
-        sight = Sight.of(whole)
+        sight = Sight.of(whole, self._memo.traits)
         return self._memo.captured(sight, lambda: draft_of(whole, sight, path=self._name))
 
     def check(self, saved: SavedItem) -> Sequence[Difference]:

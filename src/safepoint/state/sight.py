@@ -27,26 +27,18 @@ from safepoint.state.portions import Asking, facts_of
 from safepoint.state.rebuild import SPARSE_KEY
 from safepoint.state.shards import memories_of, ways_of
 from safepoint.state.tensors import PLAIN_TYPES, are_distributed
+from safepoint.state.traits import Traits
 
 _KEYS = frozenset({str, int})
-_STRIDED = frozenset({torch.strided})
 _OWN_STATE = attrgetter("__dict__")
-_IS_COMPLEX = attrgetter("is_complex")
 _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 _REQUIRES_GRAD = attrgetter("requires_grad")
 # What an atom of each type leaves as a fact: nothing, but for a text.
 _MARKS: dict[type, type | None] = {kind: None if kind is not str else str for kind in ATOMS}
-_FACTS: tuple[Asking, ...] = (
-    partial(map, attrgetter("layout")),
-    partial(map, attrgetter("shape")),
-    partial(map, attrgetter("dtype")),
-    lambda tensors: map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)),
-    partial(map, attrgetter("device")),
-    partial(map, attrgetter("requires_grad")),
+_PLACES: tuple[Asking, ...] = (
     partial(map, torch.Tensor.data_ptr),
     partial(map, torch.Tensor.storage_offset),
-    partial(map, torch.Tensor.stride),
-    partial(map, torch.Tensor.is_neg),
+    lambda tensors: map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)),
 )
 
 
@@ -56,7 +48,10 @@ class Sight:
     `facts` are comparable; `tensors` are all that were met, each once, and `memories` what each has of this rank's
     memory; `atoms` are the values without parts that are no texts, `scalars` the tensors of one value, both in the
     order in which they were met. `repeated` are the ids of what was met more than once. `is_known` is whether the facts
-    tell all.
+    tell all; `traits` are then those of the memories.
+
+    Args:
+        before: The traits that were seen the time before: what is found to be the same is not asked for.
     """
 
     __slots__ = (
@@ -70,9 +65,11 @@ class Sight:
         "repeated",
         "scalars",
         "tensors",
+        "traits",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, before: Traits | None = None) -> None:
+        self.traits = before
         self.facts: list[object] = []
         self.tensors: Sequence[torch.Tensor] = []
         self.memories: Sequence[torch.Tensor] = []
@@ -86,9 +83,9 @@ class Sight:
         self._open: set[int] = set()
 
     @classmethod
-    def of(cls, value: object) -> Sight:
+    def of(cls, value: object, before: Traits | None = None) -> Sight:
         """Look at nested builtin values and tensors."""
-        sight = cls()
+        sight = cls(before)
         sight.look(value)
         return sight.close()
 
@@ -219,21 +216,30 @@ class Sight:
         if not PLAIN_TYPES.issuperset(map(type, memories)):
             return False
         try:
-            layouts, shapes, dtypes, *others = facts_of(memories, _FACTS)
+            places = self._see_memories()
         except RuntimeError:
             # Tensors of several shapes in one, which are nested, have none, and sparse ones no memory of their own.
             return False
-        if not _STRIDED.issuperset(layouts):
+        if self.traits is None:
             return False
-        self.facts += (kinds, shapes, dtypes, *others)
-        if any(map(_IS_COMPLEX, set(dtypes))):
-            self.facts.append(list(map(torch.Tensor.is_conj, memories)))
+        self.facts += (kinds, *self.traits.columns, *places)
         if any(map(_OWN_STATE, self.tensors)):
             # A parameter has attributes by chance, a buffer by its nature.
             held = zip(kinds, self.tensors, strict=True)
             self.facts.append([kind is torch.nn.Parameter or container_of(one) for kind, one in held])
-        self.scalars = [tensor for tensor, shape in zip(self.tensors, shapes, strict=True) if not shape]
+        self.scalars = [self.tensors[place] for place in self.traits.numbers]
         return True
+
+    def _see_memories(self) -> list[list[Any]]:
+        """Note the traits of the memories, and return where they lie."""
+        compared = None if self.traits is None else self.traits.compared(len(self.memories))
+        if compared is not None:
+            # What has no memory is not compared: it cannot be asked where it lies.
+            *places, verdicts = facts_of(self.memories, (*_PLACES, compared))
+            if all(verdicts):
+                return places
+        self.traits = Traits.of(self.memories)
+        return facts_of(self.memories, _PLACES)
 
     def _see_shards(self) -> None:
         """Note how distributed tensors are divided."""

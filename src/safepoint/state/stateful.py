@@ -184,7 +184,7 @@ def _may_be_distributed(saved: SavedItem) -> bool:
 
 
 def _captured(memo: Memo, whole: dict[str, object], path: str) -> CapturedItem:
-    sight = Sight.of(whole)
+    sight = Sight.of(whole, memo.traits)
     return memo.captured(sight, lambda: draft_of(whole, sight, path=path, may_be_distributed=True))
 
 
