@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -14,57 +12,10 @@ from safepoint.ambient import SystemAmbient
 from safepoint.group import socket_bell
 from safepoint.group.bell import Bell, NoBell
 from safepoint.group.board_group import BoardGroup
-from safepoint.group.socket_bell import BellPlace, reach_bell, serve_bell
+from safepoint.group.socket_bell import BellPlace, serve_bell
 from safepoint.testing.ranks import MemoryBoard, SharedMessages
+from tests.group.bells import HERE, LIMIT_S, all_connected, becomes, reached, says, served
 from tests.group.boards import at_once
-
-LIMIT_S = 60.0
-HERE = ("127.0.0.1",)
-RANKS = 4
-
-
-@pytest.fixture
-def bells() -> Iterator[list[Bell]]:
-    """Bells that are closed in the end."""
-    made: list[Bell] = []
-    yield made
-    for one in made:
-        one.close()
-
-
-def served(bells: list[Bell], world_size: int) -> tuple[Bell, BellPlace]:
-    bell, place = serve_bell(world_size, ambient=SystemAmbient())
-    bells.append(bell)
-    assert place is not None
-    return bell, place
-
-
-def reached(bells: list[Bell], place: BellPlace | None, hosts: Sequence[str] = HERE) -> Bell:
-    bells.append(reach_bell(hosts, place, ambient=SystemAmbient()))
-    return bells[-1]
-
-
-def all_connected(bells: list[Bell]) -> list[Bell]:
-    leader, place = served(bells, RANKS)
-    followers = [reached(bells, place) for _ in range(1, RANKS)]
-    for one in (leader, *followers):
-        becomes(lambda one=one: one.is_heard, one)
-    return [leader, *followers]
-
-
-def becomes(holds: Callable[[], bool], bell: Bell) -> None:
-    """Wait until something holds that other threads bring about; a bell's own waits pass the time."""
-    for _ in range(600):
-        if holds():
-            return
-        bell.wait(bell.count, 0.1)
-    raise AssertionError("it did not come")
-
-
-def says(place: BellPlace, text: bytes = b"") -> socket.socket:
-    caller = socket.create_connection((HERE[0], place.port), timeout=LIMIT_S)
-    caller.sendall(text)
-    return caller
 
 
 def test_the_leader_rings_everywhere_and_each_rank_rings_at_the_leader(bells: list[Bell]) -> None:
@@ -126,6 +77,12 @@ def test_the_hosts_are_tried_in_their_order_until_one_answers(
     becomes(lambda: leader.is_heard and follower.is_heard, leader)
 
 
+def test_a_host_whose_name_is_none_is_passed_over(bells: list[Bell]) -> None:
+    leader, place = served(bells, 2)
+    follower = reached(bells, place, ("a" * 64, "of..nobody", *HERE))
+    becomes(lambda: leader.is_heard and follower.is_heard, leader)
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host speaks one version of the protocol")
 def test_a_rank_may_come_by_either_version_of_the_protocol(bells: list[Bell]) -> None:
     leader, place = served(bells, 3)
@@ -155,60 +112,6 @@ def test_who_waits_looks_when_a_connection_ends_for_what_was_rung_may_be_lost(be
     for one, before in zip(followers[1:], counts[1:], strict=True):
         one.wait(before, LIMIT_S)
         assert one.count > before
-
-
-def test_a_rank_that_can_have_no_sockets_has_no_bell(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(socket, "socketpair", refuse)
-    assert isinstance(reach_bell(HERE, BellPlace(1, "a", "b"), ambient=SystemAmbient()), NoBell)
-    assert serve_bell(2, ambient=SystemAmbient())[1] is None
-
-
-class Slow:
-    """A connection under whose sending another thread wants to close it."""
-
-    def __init__(self, connections: socket_bell._Connections) -> None:
-        self._end = threading.Thread(target=connections.let_go, daemon=True)
-        self.is_closed = self.was_closed = False
-
-    def fileno(self) -> int:
-        return 1
-
-    def setsockopt(self, *_option: int) -> None:
-        pass
-
-    def setblocking(self, _is_on: bool) -> None:
-        pass
-
-    def send(self, _data: bytes, _flags: int) -> None:
-        self._end.start()
-        self._end.join(0.1)
-        self.was_closed = self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def ends(self) -> None:
-        self._end.join(LIMIT_S)
-
-
-def test_no_connection_is_closed_under_who_rings() -> None:
-    connections = socket_bell._Connections()
-    connection = Slow(connections)
-    connections.add(connection)  # type: ignore[arg-type]  # what is used of a socket
-    connections.ring()
-    connection.ends()
-    assert connection.is_closed and not connection.was_closed
-
-
-def test_each_side_closes_the_end_that_it_uses() -> None:
-    waker = socket_bell._Waker()
-    waker.let_go()
-    assert (waker.other.fileno() < 0, waker._own.fileno() < 0) == (True, False)
-    waker.wake()
-    assert waker._own.fileno() < 0
 
 
 def test_where_there_is_nothing_to_connect_to_nobody_rings(bells: list[Bell]) -> None:

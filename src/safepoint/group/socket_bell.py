@@ -334,11 +334,13 @@ class _Follower:
 
     def _connected(self) -> socket.socket | None:
         for host in self._hosts:
-            with contextlib.suppress(OSError):
+            # What is no name of a host at all is no OSError.
+            with contextlib.suppress(OSError, UnicodeError), contextlib.ExitStack() as closing:
                 connection = socket.create_connection((host, self._place.port), timeout=_CONNECT_S)
+                closing.enter_context(connection)
                 if self._is_answered(connection):
+                    closing.pop_all()
                     return connection
-                connection.close()
         _log.info("this rank looks for messages now and then, for it does not reach the bell of rank 0")
         return None
 
