@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from safepoint.errors import CorruptionError, ObjectMissingError, SafepointError, StorageError
 from safepoint.format.names import MAX_STEP, journal_path
 from safepoint.storage.base import Appender, Storage
@@ -69,7 +71,7 @@ class Journal:
     def event(self, kind: str, **facts: object) -> None:
         """Note something that stays: ``resumed``, ``committed``, ``saved`` or ``deleted``, each with its generation."""
         if self._appender is not None:
-            self._write(self._appender.append, json.dumps({"event": kind, **facts}).encode("ascii"))
+            self._write(self._appender.append, msgspec.json.encode({"event": kind, **facts}))
 
     def close(self) -> None:
         """Close the file. Idempotent."""

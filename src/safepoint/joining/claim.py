@@ -253,12 +253,10 @@ def _newer_claims(names: Collection[str], incarnation: int) -> list[int]:
 
     Spec: F6.4.
     """
-    numbers = {parse_incarnation_file(name) for name in names}
-    return sorted(
-        number
-        for number in numbers
-        if number is not None and number > incarnation and f"{number:06d}.refused.json" not in names
-    )
+    # Numbers have the same length, so a greater one's files come behind all of ours, whose number ends with a point.
+    behind = f"{incarnation:06d}/"
+    numbers = {parse_incarnation_file(name) for name in names if name > behind}
+    return sorted(number for number in numbers if number is not None and f"{number:06d}.refused.json" not in names)
 
 
 def _holds(storage: Storage, path: str, data: bytes) -> bool:

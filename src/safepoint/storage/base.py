@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -215,9 +216,11 @@ def split_path(path: str) -> tuple[tuple[str, ...], str]:
     return names[:-1], names[-1]
 
 
-def is_name(text: str) -> bool:
-    """Return whether a name that a folder lists can be part of a path."""
-    return _NAME.fullmatch(text) is not None
+def names_among(listed: Collection[str]) -> Collection[str]:
+    """Return those of the names that a folder lists which can be part of a path; none of them holds a slash."""
+    if _WELL_FORMED.fullmatch("/".join(listed)):
+        return listed
+    return [name for name in listed if _NAME.fullmatch(name)]
 
 
 def byte_view(data: memoryview) -> memoryview:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from safepoint.ambient import Ambient, SystemAmbient
 from safepoint.errors import CorruptionError, OutcomeUnknownError, RequestError, StorageError
-from safepoint.storage.base import Durability, Entry, byte_view, check_path, is_name, split_path
+from safepoint.storage.base import Durability, Entry, byte_view, check_path, names_among, split_path
 from safepoint.storage.failures import Translation, not_a_run, storage_error, translated, translated_for_reader
 from safepoint.storage.local_files import LocalAppender, LocalWriter, sync_descriptor, write_all
 from safepoint.storage.local_naming import name_exclusively
@@ -234,11 +234,10 @@ class LocalStorage:
         with translated_for_reader("list", self._where(path)):
             try:
                 with self._folder(names) as folder, os.scandir(folder) as entries:
-                    return dict(
-                        sorted((one.name, one.is_dir(follow_symlinks=False)) for one in entries if _is_ours(one))
-                    )
+                    found = {one.name: one.is_dir(follow_symlinks=False) for one in entries if _is_plain(one)}
             except FileNotFoundError:
                 return {}
+        return {name: found[name] for name in sorted(names_among(found))}
 
     def delete(self, path: str) -> None:
         """Unlink a file."""
@@ -363,10 +362,9 @@ def _entry_of(entry: os.DirEntry[str]) -> Entry | None:
     return None
 
 
-def _is_ours(entry: os.DirEntry[str]) -> bool:
-    """Return whether a name is that of a file or a folder which a path can name; the system has told when it listed."""
-    is_there = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
-    return is_there and is_name(entry.name)
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    """Return whether a name is that of a file or a folder, and no link; the system has told when it listed."""
+    return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
 
 
 def _identity_of(folder: int, name: str) -> tuple[int, int] | None:
