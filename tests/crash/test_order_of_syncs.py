@@ -67,6 +67,14 @@ def test_a_large_save_is_synced_like_a_small_one(large: list[list[Step]]) -> Non
     assert sum(step.verb == "write" and step.name.endswith(".safetensors") for step in steps) > 1
 
 
+def test_the_index_is_written_while_the_data_is_on_its_way(small: list[list[Step]], large: list[list[Step]]) -> None:
+    for steps in (*small, *large):
+        written = next(n for n, step in enumerate(steps) if step.verb == "write" and step.name.endswith(".safetensors"))
+        data = [n for n, step in enumerate(steps) if step.verb == "sync" and step.name.endswith(".safetensors")]
+        index = [n for n, step in enumerate(steps) if step.verb == "sync" and re.fullmatch(r"rank-.*\.json", step.name)]
+        assert written < index[0] < data[0]
+
+
 def test_a_write_after_the_sync_of_its_file_is_noticed(small: list[list[Step]]) -> None:
     steps = small[0]
     last = max(n for n, step in enumerate(steps) if step.verb == "sync" and step.name.endswith(".safetensors"))

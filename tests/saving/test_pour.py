@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -282,6 +283,37 @@ def test_what_the_time_went_to_is_counted_where_it_was_spent(monkeypatch: pytest
     pouring.pour(writer, form, origin, clock=lambda: seconds[0], spent=spent)
     # Two boxes; the digests of them and of the header; one piece, and the syncs.
     assert (spent.copy_s, spent.digest_s, spent.storage_s) == (6.0, 33.0, 12.0)
+
+
+@pytest.mark.parametrize("pieces", [1, 20])
+def test_what_is_done_meanwhile_has_all_digests_and_comes_before_the_sync(pieces: int, chance: random.Random) -> None:
+    content = chance.randbytes(pieces * PIECE - 4000)
+    form = form_of([box("w", len(content))], is_alone=True)
+    storage = FaultyStorage(MemoryStorage())
+    storage.make_root()
+    told: list[list[str]] = []
+
+    def meanwhile(digests: list[str]) -> None:
+        assert "finish" not in [verb for _, verb, _ in storage.operations]
+        told.append(list(digests))
+
+    found = pour(storage.create("file"), form, live(form, [Dense(content)]), meanwhile=meanwhile)
+    assert told == [found] == [[xxhash.xxh3_128_hexdigest(part) for part in (form.header, content)]]
+    assert [verb for _, verb, _ in storage.operations][-1] == "finish"
+
+
+@pytest.mark.parametrize("pieces", [1, 20])
+def test_a_failure_of_what_is_done_meanwhile_leaves_no_finished_file(pieces: int, tmp_path: Path) -> None:
+    def fail(digests: list[str]) -> None:
+        raise StorageError("the index does not fit")
+
+    form = form_of([box("w", pieces * PIECE - 4000)], is_alone=True)
+    writer = LocalStorage(tmp_path).create("file")
+    with pytest.raises(StorageError, match="the index"):
+        pour(writer, form, live(form, [Dense(bytes(pieces * PIECE - 4000))]), meanwhile=fail)
+    with pytest.raises(RequestError, match="closed"):
+        writer.finish()
+    assert not writing_threads()
 
 
 def test_a_failed_sync_is_the_failure_of_the_file() -> None:

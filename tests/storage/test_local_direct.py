@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import functools
@@ -10,13 +11,14 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from safepoint.errors import StorageError
-from safepoint.storage import local_direct
+from safepoint.storage import local_direct, local_files
 from safepoint.storage.local import LocalStorage
 
 PIECE = 1 << 20
@@ -79,6 +81,40 @@ def test_small_files_go_through_the_cache(storage: LocalStorage, monkeypatch: py
     found = kinds_of_writes(monkeypatch)
     write(storage, content()[: 1 << 20])
     assert found == [(False, 1 << 20)]
+
+
+@pytest.mark.parametrize(
+    ("size", "told", "begins"), [(1 << 20, True, True), (1 << 20, False, False), (100, True, False)]
+)
+def test_the_device_begins_with_a_small_file_once_it_is_whole(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, size: int, told: bool, begins: bool
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(local_files, "begin_write_back", lambda descriptor: seen.append(os.fstat(descriptor).st_size))
+    writer = storage.create("object", size_bytes=size if told else 0)
+    data = content()[:size]
+    writer.write(data[:50])
+    writer.write(data[50:])
+    assert seen == ([size] if begins else [])
+    writer.finish()
+
+
+@pytest.mark.parametrize(("number", "is_final"), [(errno.ENOSPC, True), (errno.EIO, True), (errno.ESPIPE, False)])
+def test_what_the_device_cannot_begin_with_is_final_for_the_file(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, number: int, is_final: bool
+) -> None:
+    """The system may tell of it this one time only. Spec: C3.2."""
+
+    def fail(*arguments: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    monkeypatch.setattr(local_direct, "_sync_range", fail)
+    writer = storage.create("object", size_bytes=1 << 20)
+    with pytest.raises(StorageError) if is_final else nullcontext():
+        writer.write(content()[: 1 << 20])
+    with pytest.raises(StorageError) if is_final else nullcontext():
+        writer.finish()
 
 
 @pytest.mark.parametrize(("shift", "piece"), [(1, PIECE), (0, PIECE + 1), (0, 4095)])

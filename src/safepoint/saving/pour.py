@@ -66,7 +66,13 @@ class Spent:
 
 
 def pour(
-    writer: ObjectWriter, form: FileForm, origin: Origin, *, clock: Callable[[], float], spent: Spent
+    writer: ObjectWriter,
+    form: FileForm,
+    origin: Origin,
+    *,
+    clock: Callable[[], float],
+    spent: Spent,
+    meanwhile: Callable[[list[str]], None] = lambda digests: None,
 ) -> list[str]:
     """Write a data file and make it durable; return the digests of its extents, the header's first.
 
@@ -76,6 +82,7 @@ def pour(
         origin: Where its bytes come from.
         clock: The seconds of a clock that never goes back.
         spent: What the time went to is added here.
+        meanwhile: Called with the digests when all bytes were handed to the storage, and are on their way.
 
     Raises:
         StorageError: It could not be written or synced; the writer is abandoned.
@@ -101,6 +108,8 @@ def pour(
             put = clock()
             spent.storage_s += put - now
             now = put
+        meanwhile(digests.found)
+        now = clock()
     spent.storage_s += clock() - now
     return digests.found
 

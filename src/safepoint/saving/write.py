@@ -17,8 +17,7 @@ from safepoint.format.digest import digest_bytes
 from safepoint.format.encoding import INDEX_LIMIT_BYTES, check_length
 from safepoint.format.index import Index, ObjectReference
 from safepoint.format.names import MANIFEST, data_name, generation_path, index_name
-from safepoint.saving.conveyor import Conveyor
-from safepoint.saving.describe import Place, describe
+from safepoint.saving.describe import Description, Place, describe
 from safepoint.saving.form import FileForm
 from safepoint.saving.increment import Increment
 from safepoint.saving.pour import Origin, Spent, pour
@@ -77,15 +76,22 @@ def write(
     """
     generation = place.generation
     data_path = generation_path(generation, data_name(place.rank, place.world_size))
-    digests = pour(storage.create(data_path, size_bytes=form.size_bytes), form, origin, clock=clock, spent=spent)
-    described = describe(form, digests, items, place, increment)
-    text = described.text
     name = index_name(place.rank, place.world_size)
     path = generation_path(generation, name)
-    check_length(len(text), limit_bytes=INDEX_LIMIT_BYTES, where=path)
-    _write_small(storage, path, text)
+    told: list[Description] = []
+
+    def tell(digests: Sequence[str]) -> None:
+        # A disk that is still busy with the data takes the index along at little cost.
+        told.append(describe(form, digests, items, place, increment))
+        text = told[0].text
+        check_length(len(text), limit_bytes=INDEX_LIMIT_BYTES, where=path)
+        _write_small(storage, path, text)
+
+    writer = storage.create(data_path, size_bytes=form.size_bytes)
+    pour(writer, form, origin, clock=clock, spent=spent, meanwhile=tell)
     storage.sync_folder(generation_path(generation))
-    reference = ObjectReference(generation, name, len(text), digest_bytes(text))
+    (described,) = told
+    reference = ObjectReference(generation, name, len(described.text), digest_bytes(described.text))
     own, *ancestors = described.objects
     objects = (own, reference, *ancestors)
     return Stored(objects, described.shares, described.record, increment.referenced_bytes)
@@ -115,5 +121,10 @@ def discard(storage: Storage, place: Place) -> None:
 
 
 def _write_small(storage: Storage, path: str, data: bytes | bytearray) -> None:
-    with Conveyor(storage.create(path, size_bytes=len(data)), depth=0) as conveyor:
-        conveyor.put(memoryview(data))
+    writer = storage.create(path, size_bytes=len(data))
+    try:
+        writer.write(memoryview(data))
+        writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise

@@ -1,4 +1,4 @@
-"""Write past the system's cache, and set room for a file aside.
+"""Write past the system's cache or hurry it, and set room for a file aside.
 
 1. Support is tried, never assumed: where a file system refuses, the file is written like any other.
 2. Room that is set aside does not show in a file's size, unless that is asked for: writes within a file's size can be
@@ -18,7 +18,9 @@ import sys
 BLOCK_BYTES = 4096
 
 _KEEP_SIZE = 1
+_BEGIN_WRITE = 2
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EPERM})
+_sync_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
 
 
 def reserve(descriptor: int, size_bytes: int, *, shows: bool) -> None:
@@ -46,6 +48,18 @@ def pass_cache(descriptor: int, *, is_on: bool) -> bool:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag if is_on else flags & ~flag)
         return is_on
     return False
+
+
+def begin_write_back(descriptor: int) -> None:
+    """Have the device begin with what the cache holds of a file, and return; do nothing where that cannot be asked.
+
+    Nothing is durable by that. Raises `OSError` where some of it cannot be written.
+    """
+    if _sync_range is None or _sync_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _BEGIN_WRITE) == 0:
+        return
+    number = ctypes.get_errno()
+    if number not in _UNSUPPORTED | {errno.ESPIPE}:
+        raise OSError(number, os.strerror(number))
 
 
 def write_blocks(descriptor: int, data: memoryview, offset_bytes: int) -> int:

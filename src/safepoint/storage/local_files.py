@@ -13,10 +13,12 @@ import threading
 from safepoint.errors import RequestError, StorageError
 from safepoint.storage.base import byte_view, check_line
 from safepoint.storage.failures import storage_error, translated
-from safepoint.storage.local_direct import pass_cache, reserve, write_blocks
+from safepoint.storage.local_direct import begin_write_back, pass_cache, reserve, write_blocks
 
 # Below this size the cache costs less than the system calls that avoid it.
 _LARGE_BYTES = 8 << 20
+# Below this size the device is done with a file before anybody could do anything else.
+_TINY_BYTES = 64 << 10
 _CLOSED = -1
 
 
@@ -30,7 +32,8 @@ class LocalWriter:
     """Write one new file; it owns the descriptor.
 
     A large file gets its room at the first write, and its whole blocks pass by the cache while the system takes them.
-    The rest, at least the last part of a block, goes through the cache.
+    The rest, at least the last part of a block, goes through the cache. A small file goes through it whole, and the
+    device begins with it once it is whole, for the caller may have something to do before it asks for the sync.
     """
 
     def __init__(self, descriptor: int, where: str, *, size_bytes: int = 0) -> None:
@@ -39,6 +42,7 @@ class LocalWriter:
         self._state = _State.OPEN
         self._lock = threading.Lock()
         self._expected_bytes = size_bytes if size_bytes >= _LARGE_BYTES else 0
+        self._hurried_bytes = size_bytes if _TINY_BYTES <= size_bytes < _LARGE_BYTES else 0
         self._passes_cache = False
         self._shown_bytes = 0
         # Where the furthest write ended, and how much was written in all.
@@ -93,6 +97,8 @@ class LocalWriter:
                 self._make_room(shows=shows_room)
             done = self._write_blocks(view, offset_bytes) if self._passes_cache else 0
             write_all_at(self._descriptor, view[done:], offset_bytes + done)
+            if 0 < self._hurried_bytes == self._written_bytes + len(view):
+                begin_write_back(self._descriptor)
         with self._lock:
             self._end = max(self._end, offset_bytes + len(view))
             self._written_bytes += len(view)
