@@ -164,9 +164,15 @@ follower = reach_bell(("127.0.0.1",), place, ambient=SystemAmbient())
 while not (leader.is_heard and follower.is_heard):
     leader.wait(leader.count, 0.01)
 reader, writer = os.pipe()
-# As when another thread rings and is rung.
-with leader._side.connections._lock, leader._side.rings._condition:
-    child = os.fork()
+def ring_and_be_rung():
+    with leader._side.connections._lock, leader._side.rings._condition:
+        is_locked.set()
+        is_forked.wait()
+
+is_locked, is_forked = threading.Event(), threading.Event()
+threading.Thread(target=ring_and_be_rung, daemon=True).start()
+is_locked.wait()
+child = os.fork()
 if child == 0:
     elsewhere = threading.Thread(target=lambda: (leader.ring(), leader.wait(leader.count, 0.01)), daemon=True)
     elsewhere.start()
@@ -179,6 +185,7 @@ if child == 0:
     held = [one for one in held if os.readlink(f"/proc/self/fd/{one}").startswith("socket:")]
     os.write(writer, b"%d" % len(held))
     os._exit(0)
+is_forked.set()
 os.waitpid(child, 0)
 for one, other in ((leader, follower), (follower, leader)):
     count = other.count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy
@@ -16,7 +17,7 @@ from safepoint.saving.form import form_of
 from safepoint.saving.layout import LayoutBox
 from safepoint.saving.live import Live
 from safepoint.saving.spans import Spans
-from safepoint.saving.transfer import move_all, read_all
+from safepoint.saving.transfer import is_same, move_all, read_all
 from safepoint.state.item import Owned, Source
 from safepoint.state.tensors import TensorSource
 
@@ -41,6 +42,30 @@ def test_pieces_of_memory_are_copied_each_to_its_place_and_nothing_else(
         expected[target : target + size] = here[begin : begin + size].tobytes()
     assert there.tobytes() == expected
     assert read_all(here.ctypes.data + begins, 1) == here[begins].tobytes()
+
+
+@pytest.mark.parametrize("size_bytes", [1, 7, 64 << 10])
+def test_memory_is_the_same_only_to_its_last_byte(chance: random.Random, size_bytes: int) -> None:
+    one = numpy.frombuffer(chance.randbytes(size_bytes), numpy.uint8).copy()
+    other = one.copy()
+    assert is_same(one.ctypes.data, other.ctypes.data, size_bytes)
+    for place in (0, -1):
+        other[:] = one
+        other[place] ^= 1
+        assert not is_same(one.ctypes.data, other.ctypes.data, size_bytes)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 64 << 10])
+def test_memory_that_may_only_be_read_is_copied(chance: random.Random, size_bytes: int) -> None:
+    source, target = chance.randbytes(size_bytes), bytearray(size_bytes)
+    transfer.transfer(memoryview(target), memoryview(source))
+    assert target == source
+
+
+def test_places_in_a_file_are_told_in_its_order() -> None:
+    spans = Spans([2, 0, 3, 1], numpy.arange(4) * 8, numpy.full(4, 8))
+    assert spans.places_of([0, 1, 2]).tolist() == [0, 1, 3]
+    assert spans.places_of([]).tolist() == []
 
 
 def test_boxes_are_grouped_and_a_large_one_is_alone(chance: random.Random) -> None:
@@ -136,6 +161,28 @@ def test_of_many_that_are_copied_together_the_torn_one_is_named_and_copied_at_th
         made.advance(len(case.image))
     lies_still = [case.habits.lies_still["optimizer", f"state/{number:05}", (0,)] for number in range(7)]
     assert lies_still == [number != place for number in range(7)]
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_of_several_that_are_looked_at_alone_the_torn_one_is_named(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    monkeypatch.setattr(copying, "_PART_BYTES", 4 * MIDDLE)
+    case = Case([torch.ones(MIDDLE) for _ in range(3)])
+    made = case.known()
+    write_past(case.tensors[place])
+    with pytest.raises(TornSnapshotError, match=f"{place:05}"):
+        made.advance(len(case.image))
+
+
+def test_nothing_is_kept_of_what_was_copied() -> None:
+    case = Case([torch.ones(16), torch.ones(MIDDLE)])
+    made = case.copying([TensorSource.of(one, "") for one in case.tensors])
+    kept = [weakref.ref(source.tensor) for source in made._live.sources]  # type: ignore[attr-defined]  # of tensors
+    memory = weakref.ref(case.tensors[1].untyped_storage())
+    case.tensors = []
+    made.leave_boundary()
+    made.settle()
+    assert [one() for one in kept] == [None, None]
+    assert memory() is None
 
 
 def test_memory_of_one_of_many_that_was_given_back_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,5 +53,5 @@ def test_the_highest_of_counts_is_told_apart_by_dtype_too() -> None:
 
     assert highest(counts) == 3
     assert highest([counts[1], counts[0]]) == highest([counts[0], counts[1]]) == 1
-    assert highest([torch.tensor([7.0]), 9, torch.tensor(8)]) == 9
+    assert highest([torch.tensor([7.0]), 9, torch.tensor(8)]) == highest([9, torch.tensor(8)]) == 9
     assert highest([]) is None
