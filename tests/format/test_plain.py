@@ -238,3 +238,24 @@ def test_a_time_whose_offset_is_no_whole_second_is_refused_by_its_path(kind: dat
     offset = datetime.timezone(datetime.timedelta(microseconds=1))
     with pytest.raises(RequestError, match="when"):
         encode_plain({"when": kind.replace(tzinfo=offset)}, path="state")
+
+
+MANY = {f"k{number}": TensorLeaf(f"state/k{number}", "parameter", "cuda", bool(number % 2)) for number in range(20)}
+
+
+@pytest.mark.parametrize("element", [TensorLeaf("x", "buffer"), Same(1), {"inner": TensorLeaf("x")}, None, "\ud800"])
+@pytest.mark.parametrize("key", ["last", "a$", "$last", "ü", 7, ("a",)])
+def test_many_leaves_have_the_forms_of_each_alone(key: object, element: object) -> None:
+    whole = {**MANY, key: element}
+    forms = [(encode_plain(name), encode_plain(one)) for name, one in whole.items()]
+    expected = dict(forms) if key in ("last", "a$") else {"$dict": [list(pair) for pair in forms]}
+    assert msgspec.json.encode(encode_plain(whole)) == msgspec.json.encode(expected)
+
+
+def test_many_leaves_nest_no_deeper_than_others() -> None:
+    whole: object = dict(MANY)
+    for _ in range(MAX_DEPTH - 1):
+        whole = [whole]
+    assert encode_plain(whole)
+    with pytest.raises(RequestError, match="nests too deeply"):
+        encode_plain([whole])

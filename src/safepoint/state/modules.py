@@ -22,12 +22,13 @@ from typing import Any
 import torch
 
 from safepoint.errors import Difference, RequestError
-from safepoint.format.plain import ScalarLeaf, TensorLeaf
-from safepoint.state.draft import Draft, NamedTensors, Values
+from safepoint.format.plain import TensorLeaf
+from safepoint.state.draft import Draft
 from safepoint.state.fitting import can_create, is_alike, is_differentiable
-from safepoint.state.glance import Glances
+from safepoint.state.glance import Glance, Glances
 from safepoint.state.item import CapturedItem, Permits, SavedItem, Target, TensorTarget
 from safepoint.state.memo import Memo
+from safepoint.state.module_draft import draft_module
 from safepoint.state.module_tree import EXTRA_STATE, SavedEntry, SavedModule, parse_module
 from safepoint.state.names import (
     Slot,
@@ -45,7 +46,7 @@ from safepoint.state.sight import Sight
 from safepoint.state.targets import NewTensorTarget
 from safepoint.state.tensors import are_plainly_storable, check_storable, spec_of, write_into
 from safepoint.state.ties import retied, tied
-from safepoint.state.tree import flatten, unflatten
+from safepoint.state.tree import unflatten
 
 # An object that prints as its address prints another one in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -109,44 +110,16 @@ class ModuleItem:
         sight.note([id(one) in handed_out for one in glance.buffers] if handed_out else None)
         sight.look_at_tensors(glance.parameters)
         sight.look_at_tensors(glance.buffers)
-        if any(has_extra_state(kind) for kind in glance.kinds):
+        if any(map(has_extra_state, glance.kinds)):
             sight.miss()
             self._glances.forget()
-        return self._memo.captured(sight.close(), lambda: self._draft(handed_out))
+        return self._memo.captured(sight.close(), lambda: self._draft(glance, handed_out))
 
-    def _draft(self, handed_out: set[int]) -> Draft:
-        slots, deviating = walk_slots(self._module), self._deviating()
-        states = {path: module.get_extra_state() for path, module in self._with_extra_state().items()}
-        entries: dict[str, object] = {}
-        tensors: NamedTensors = []
-        leaders: set[str] = set()
-        of_leader: set[str] = set()
-        values = Values()
-        groups = tied(slots)
-        are_plain = are_plainly_storable([group[0].tensor for group in groups if group[0].tensor is not None])
-        for group in groups:
-            first = group[0]
-            assert first.tensor is not None
-            path = "" if are_plain else f"{self._name}.{first.name}"
-            value, named = describe(first.tensor, segment(first.name), path, is_plain=are_plain)
-            if isinstance(value, ScalarLeaf):
-                value = values.leave_scalar_open(first.tensor, value.container)
-            tensors += named
-            if handed_out and any(id(slot.tensor) in handed_out for slot in group):
-                leaders.update(name for name, _ in named)
-                of_leader.add(first.name)
-            entries[first.name] = {
-                "kind": first.kind,
-                "persistent": first.is_persistent,
-                "requires_grad": first.tensor.requires_grad,
-                "value": value,
-                "ties": [slot.name for slot in group[1:]],
-            }
-        extra, named = flatten(states, path=f"{self._name}.get_extra_state()", prefix=EXTRA_STATE)
-        tensors += named
-        plain = {"entries": entries, "extra": extra, "training": list(deviating)}
-        origins = [tensor for _, tensor in tensors]
-        return Draft(plain, values.found, tensors, origins, frozenset(leaders), frozenset(of_leader))
+    def _draft(self, glance: Glance, handed_out: set[int]) -> Draft:
+        slots, deviating = walk_slots(self._module), self._deviating() if glance.modes else ()
+        holders = self._with_extra_state() if any(map(has_extra_state, glance.kinds)) else {}
+        extra = {path: module.get_extra_state() for path, module in holders.items()}
+        return draft_module(self._name, slots, extra=extra, deviating=deviating, handed_out=handed_out)
 
     def structure(self) -> list[dict[str, object]]:
         """Return what the manifest's digest of the model covers.

@@ -14,7 +14,8 @@ from safepoint.state.memory import as_memory, is_direct
 from safepoint.state.tensors import PLAIN_TYPES, dtype_of
 
 _DTYPE, _IS_COMPLEX = attrgetter("dtype"), attrgetter("is_complex")
-_IS_CPU = attrgetter("is_cpu")
+_IS_CPU, _LAYOUT, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("layout"), attrgetter("requires_grad")
+_STRIDED = frozenset({torch.strided})
 _RAW: Callable[[object], bytes] = attrgetter("raw")
 
 
@@ -42,6 +43,15 @@ def bytes_of_scalars(tensors: Sequence[torch.Tensor]) -> list[bytes]:
             end = begin + tensors[number].itemsize
             found[number], begin = fetched[begin:end], end
     return found
+
+
+def are_plain_numbers(tensors: Sequence[Any]) -> bool:
+    """Return whether all are nothing but tensors without an axis in host memory, and can be written to here and now."""
+    if not {torch.Tensor}.issuperset(map(type, tensors)) or not _STRIDED.issuperset(map(_LAYOUT, tensors)):
+        return False
+    if any(map(torch.Tensor.dim, tensors)) or not all(map(_IS_CPU, tensors)) or any(map(_REQUIRES_GRAD, tensors)):
+        return False
+    return not any(map(torch.Tensor.is_inference, tensors)) and not torch.is_inference_mode_enabled()
 
 
 def highest(counts: Sequence[Any]) -> int | None:

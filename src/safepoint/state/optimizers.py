@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,7 @@ from safepoint.state.groups import (
 )
 from safepoint.state.item import CapturedItem, Permits, SavedItem, TensorTarget
 from safepoint.state.memo import Memo
-from safepoint.state.merging import leaves_of, merge_state, reorder, set_option, set_step, unshared_names
+from safepoint.state.merging import leaves_of, reorder, set_option, set_step, unshared_names
 from safepoint.state.numbers import highest
 from safepoint.state.optimizer_tree import (
     SavedOptimizer,
@@ -46,6 +45,7 @@ from safepoint.state.optimizer_tree import (
 )
 from safepoint.state.owners import Owner, absent_of, divided, kinds_of, owners_of
 from safepoint.state.rebuild import Rebuilder, to_kind
+from safepoint.state.refill import PlainStates, plain_states, put_states
 from safepoint.state.shards import ShardTarget, new_target, target_in
 from safepoint.state.sight import Sight
 from safepoint.state.stored import malformed
@@ -196,13 +196,14 @@ class OptimizerItem:
         rebuilder = Rebuilder(self._restored, lambda tensor, kind: current[0].follow(tensor, kind))
         options = [rebuilder.build(dict(group.options)) for group in stored.groups]
         kinds = kinds_of(stored)
-        state: dict[str, Any] = {}
         absent = absent_of(stored, named)
-        for name, value in stored.states.items():
-            if name in absent:
-                continue
-            current[0] = Owner(parameter=named.get(name), saved_kind=kinds.get(name, ""))
-            state[name] = divided(rebuilder.build(value), named.get(name), f"{self._name}.state.{name}")
+        trees = {name: value for name, value in stored.states.items() if name not in absent}
+        states: PlainStates | list[Any] | None = plain_states(trees, self._restored, kinds, named)
+        if states is None:
+            states = []
+            for name, value in trees.items():
+                current[0] = Owner(parameter=named.get(name), saved_kind=kinds.get(name, ""))
+                states.append(divided(rebuilder.build(value), named.get(name), f"{self._name}.state.{name}"))
         current[0] = _NOBODY
         other = rebuilder.build(stored.other)
         self._hand_back(rebuilder.build(stored.extra))
@@ -211,7 +212,7 @@ class OptimizerItem:
         self._set_options(stored.groups, options, matching, permits, name_of)
         self._recorded = [group.parameters for group in stored.groups]
         self._applied = (stored, permits)
-        return self._set_state(state, other, frozenset(kinds), named, name_of)
+        return self._set_state(list(trees), states, other, frozenset(kinds), named, name_of)
 
     def forget(self) -> None:
         """Let go of what the last comparison saw, and of the targets."""
@@ -371,30 +372,24 @@ class OptimizerItem:
 
     def _set_state(
         self,
-        state: dict[str, Any],
+        names: list[str],
+        states: PlainStates | list[Any],
         other: dict[Any, Any],
         known: frozenset[str],
         named: Mapping[str, torch.Tensor],
         name_of: Callable[[torch.Tensor], str],
     ) -> list[str]:
-        live = self._optimizer.state
-        before = dict(live)
-        seen_live = Counter(id(part) for value in before.values() for part in _parts(value))
-        seen_saved = Counter(id(part) for value in state.values() for part in _parts(value))
-        own = {key for key, count in (*seen_live.items(), *seen_saved.items()) if count > 1}
-        listed = [(name_of(one), one, group) for group in self._optimizer.param_groups for one in group["params"]]
-        flags = {name: group for name, _, group in listed}
-        live.clear()
-        for name, value in state.items():
-            parameter = named.get(name)
-            if parameter is not None:
-                set_step(value, parameter, flags.get(name, {}))
-                live[parameter] = merge_state(before.get(parameter), value, own)
-        live.update(other)
+        live, groups = self._optimizer.state, self._optimizer.param_groups
+        listed = [(name_of(one), one, group) for group in groups for one in group["params"]]
+        if isinstance(states, PlainStates) and any(group.get("fused") or group.get("capturable") for group in groups):
+            states = states.made()
+        if not isinstance(states, PlainStates):
+            flags = {name: group for name, _, group in listed}
+            for name, value in zip(names, states, strict=True):
+                if name in named:
+                    set_step(value, named[name], flags.get(name, {}))
+            states = [value for name, value in zip(names, states, strict=True) if name in named]
         left = [(name, one) for name, one, _ in listed if name not in known]
-        live.update((one, before[one]) for _, one in left if one in before)
+        kept = {one: live[one] for _, one in left if one in live}
+        put_states(live, [named[name] for name in names if name in named], states, further={**other, **kept})
         return [name for name, _ in left]
-
-
-def _parts(value: Any) -> list[Any]:
-    return [value, *value.values()] if isinstance(value, dict) else [value]
