@@ -198,7 +198,7 @@ class Saver:
         Raises:
             SafepointError: This save or the one before failed, and the policy is to raise.
         """
-        with self.behind.boundary(), self.costs.blocked(session.journal.event) as running:
+        with self.behind.boundary(), self._thread.held_back(), self.costs.blocked(session.journal.event) as running:
             self._save(session, snapshot, handle, running, on_agreed)
 
     def prepare(self, size_bytes: int) -> None:
@@ -258,7 +258,7 @@ class Saver:
             if copying is not None:
                 self.behind.follow(copying, running)
             try:
-                self._thread.launch(handle, work, then)
+                self._thread.launch(handle, work, then, may_wait=copying is not None)
             except BaseException as exc:
                 if not (self._thread.is_busy or handle.done):
                     # An interrupt came before anything was begun.

@@ -17,6 +17,7 @@ from torch import nn
 import safepoint as sp
 from safepoint.faults.script import Effect, Fault, FaultScript
 from safepoint.faults.storage import FaultyStorage
+from safepoint.saving.background import BackgroundSaver, SaveHandle
 from safepoint.storage.local import LocalStorage
 from tests.manager.jobs import bits, build, die, picture, train
 from tests.warm import WarmPython
@@ -96,6 +97,27 @@ def test_the_checkpoint_is_complete_when_the_handle_says_so(tmp_path: Path, gate
     assert handle.committed
     assert [one.generation for one in job.manager.checkpoints()] == [handle.wait().generation]
     job.manager.close()
+
+
+@pytest.mark.parametrize("most_bytes", [None, 32 << 20])
+def test_the_thread_of_a_save_begins_when_the_call_has_ended_unless_the_call_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int | None
+) -> None:
+    begun, seen = threading.Event(), []
+    launch = BackgroundSaver.launch
+
+    def launched(saver: BackgroundSaver, handle: SaveHandle, work: Any, then: Any, **options: Any) -> None:
+        launch(saver, handle, lambda: (begun.set(), work())[1], then, **options)
+        seen.append(begun.wait(0.2 if most_bytes is None else LONGEST_WAIT_S))
+
+    monkeypatch.setattr(BackgroundSaver, "launch", launched)
+    job = build(tmp_path, background=True, staging_memory=most_bytes, items={"large": [torch.ones(10 << 20)]})
+    train(job, 1)
+    result = job.manager.save().wait(deadline_s=LONGEST_WAIT_S)
+    job.manager.close()
+
+    assert seen == [most_bytes is not None]
+    assert result.step == 1
 
 
 def test_at_most_one_save_is_in_flight(tmp_path: Path) -> None:

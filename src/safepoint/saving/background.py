@@ -16,7 +16,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, SafepointError
@@ -117,23 +118,38 @@ class BackgroundSaver:
         self._handle: SaveHandle | None = None
         self._errand: _Errand | None = None
         self._thread: threading.Thread | None = None
+        self._gate = threading.Lock()
         atexit.register(self._report_at_exit)
 
-    def launch(self, handle: SaveHandle, work: Callable[[], SaveResult], then: Callable[[], None]) -> None:
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Have what is launched within the block, and may wait, begin when the block ends.
+
+        A thread that has work to do takes the interpreter away from the one that launched it, for 5 ms and more.
+        """
+        gate = self._gate = threading.Lock()
+        with gate:
+            yield
+
+    def launch(
+        self, handle: SaveHandle, work: Callable[[], SaveResult], then: Callable[[], None], *, may_wait: bool = False
+    ) -> None:
         """Begin the second half of a save, and what follows it; the one before must have been settled.
 
-        Where no thread can be started (a limit of the system, the end of the interpreter), or an interrupt comes
-        before one runs, it is done before this returns.
+        `may_wait` says that nobody waits for it within a block of `held_back`. Where no thread can be started (a limit
+        of the system, the end of the interpreter), or an interrupt comes before one runs, it is done before this
+        returns.
         """
-        self._start(handle, functools.partial(_run, handle, work, then))
+        self._start(handle, functools.partial(_run, handle, work, then), self._gate if may_wait else None)
 
     def follow(self, handle: SaveHandle, then: Callable[[], None]) -> None:
         """Begin what follows a save that was made at the boundary."""
         self._start(handle, functools.partial(tidy, handle, then))
 
-    def _start(self, handle: SaveHandle, target: Callable[[], None]) -> None:
+    def _start(self, handle: SaveHandle, target: Callable[[], None], gate: threading.Lock | None = None) -> None:
         errand = _Errand(target)
-        thread = threading.Thread(target=errand, name="safepoint-save", daemon=False)
+        act = errand if gate is None else functools.partial(_after, gate, errand)
+        thread = threading.Thread(target=act, name="safepoint-save", daemon=False)
         pid = self._ambient.pid()
         handle._is_orphan = lambda: self._ambient.pid() != pid
         try:
@@ -209,6 +225,12 @@ def tidy(handle: SaveHandle, work: Callable[[], None]) -> None:
         work()
     except BaseException as exc:  # noqa: BLE001 (the top of a thread hands everything on)
         handle.error = exc
+
+
+def _after(gate: threading.Lock, act: Callable[[], None]) -> None:
+    with gate:
+        pass
+    act()
 
 
 def _run(handle: SaveHandle, work: Callable[[], SaveResult], then: Callable[[], None]) -> None:
