@@ -164,16 +164,8 @@ follower = reach_bell(("127.0.0.1",), place, ambient=SystemAmbient())
 while not (leader.is_heard and follower.is_heard):
     leader.wait(leader.count, 0.01)
 reader, writer = os.pipe()
-def ring_and_be_rung():
-    with leader._side.connections._lock, leader._side.rings._condition:
-        is_locked.set()
-        is_forked.wait()
 
-is_locked, is_forked = threading.Event(), threading.Event()
-threading.Thread(target=ring_and_be_rung, daemon=True).start()
-is_locked.wait()
-child = os.fork()
-if child == 0:
+def end_in_child():
     elsewhere = threading.Thread(target=lambda: (leader.ring(), leader.wait(leader.count, 0.01)), daemon=True)
     elsewhere.start()
     elsewhere.join(20)
@@ -185,7 +177,12 @@ if child == 0:
     held = [one for one in held if os.readlink(f"/proc/self/fd/{one}").startswith("socket:")]
     os.write(writer, b"%d" % len(held))
     os._exit(0)
-is_forked.set()
+
+# Taken, as when another thread rings and is rung meanwhile.
+with leader._side.connections._lock, leader._side.rings._condition:
+    child = os.fork()
+    if child == 0:
+        end_in_child()
 os.waitpid(child, 0)
 for one, other in ((leader, follower), (follower, leader)):
     count = other.count
