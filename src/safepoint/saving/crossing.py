@@ -129,7 +129,9 @@ class Crossing:
 
         To be called by each thread before each step, as long as `is_wanted`.
         """
-        self._rest.hold_back()
+        if not self._has_arrived:
+            # Not for nothing: to wait for what is no part of it ends the capture of a graph.
+            self._rest.hold_back()
         with self._lock:
             self._look()
         self._near.settle()
