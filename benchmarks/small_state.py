@@ -1,7 +1,7 @@
 """How long does a save of 1 MiB take, beside the syncs that it needs?
 
 Prints JSON. The syncs are those of the specification's order: the folder of generations, the data file, the index,
-their folder, the manifest, the folder again; with the same bytes and nothing else.
+their folder, the manifest, the folder again; with as many bytes as a save of this state writes, and nothing else.
 
     python benchmarks/small_state.py --size 1MiB --rounds 30
 """
@@ -9,6 +9,7 @@ their folder, the manifest, the folder again; with the same bytes and nothing el
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +21,23 @@ from harness.managed import Managed
 from harness.peers import peers
 from harness.rounds import Candidate, interleave, timed
 
-INDEX_BYTES, MANIFEST_BYTES = 8 << 10, 4 << 10
 TENSORS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Hold bytes of the sizes of a save's files."""
+
+    data: bytes
+    index: bytes
+    manifest: bytes
+
+    @classmethod
+    def by(cls, managed: Managed) -> Written:
+        """Return those of the newest checkpoint."""
+        newest = managed.generations()[-1]
+        (data,), (index,) = newest.glob("rank-*.safetensors"), newest.glob("rank-*.json")
+        return cls(*(os.urandom(path.stat().st_size) for path in (data, index, newest / "manifest.json")))
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -34,15 +50,15 @@ def write_synced(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def needed_syncs(generations: Path, data: bytes) -> None:
+def needed_syncs(generations: Path, written: Written) -> None:
     """Do what a crash-safe save of these bytes has to ask of the disk."""
     generation = generations / "generation"
     generation.mkdir()
     sync_path(generations)
-    write_synced(generation / "data", data)
-    write_synced(generation / "index", data[:INDEX_BYTES])
+    write_synced(generation / "data", written.data)
+    write_synced(generation / "index", written.index)
     sync_path(generation)
-    write_synced(generation / "manifest.new", data[:MANIFEST_BYTES])
+    write_synced(generation / "manifest.new", written.manifest)
     os.link(generation / "manifest.new", generation / "manifest")
     os.unlink(generation / "manifest.new")
     sync_path(generation)
@@ -52,7 +68,6 @@ def answer(asked: Settings) -> Answer:
     """Measure safepoint, the peers and the bare syncs."""
     size = asked.size_bytes // TENSORS // 4
     tensors = {f"part.{number}": torch.randn(size) for number in range(TENSORS)}
-    data = os.urandom(asked.size_bytes)
     others, absent = peers()
     with workplace(asked.folder, needed_bytes=64 << 20) as folder:
         managed = Managed(folder / "run", {"parts": tensors})
@@ -64,12 +79,16 @@ def answer(asked: Settings) -> Answer:
                 tensor.add_(1)
             managed.mark()
 
+        boundary()
+        managed.save()
+        written = Written.by(managed)
+        managed.forget()
         series = interleave(
             [
                 Candidate("safepoint", lambda: timed(managed.save), before=boundary, after=managed.forget),
                 Candidate(
                     "needed_syncs",
-                    lambda: timed(lambda: needed_syncs(bare, data)),
+                    lambda: timed(lambda: needed_syncs(bare, written)),
                     after=lambda: remove(bare / "generation"),
                 ),
                 *(
