@@ -28,6 +28,7 @@ GENERATION = "step-000000000007-i000001-0badcafe"
         b'{"event": "committed", "generation": "step-0000',
         b"\xff\xfe",
         b"[" * 100_000,
+        b'{"step": 7, "more": ' + b"[" * 100_000,
     ],
     ids=lambda line: repr(line[:24]),
 )
