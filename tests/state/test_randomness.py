@@ -92,6 +92,31 @@ def test_a_malformed_stream_is_damage() -> None:
         GlobalRandomItem().check(SavedItem("global_random", None))
 
 
+def test_what_is_applied_is_what_is_given_and_not_what_was_checked_before() -> None:
+    item, checked = GlobalRandomItem(), Stored({"rng": GlobalRandomItem()}).saved["rng"]
+    draw()
+    given = Stored({"rng": GlobalRandomItem()}).saved["rng"]
+    expected = draw()
+    assert item.check(checked) == []
+    item.apply(given, Permits())
+    assert draw() == expected
+
+
+def test_a_state_is_tried_where_numpys_generator_became_one_that_takes_it_after_the_check() -> None:
+    plain: Any = Stored({"rng": GlobalRandomItem()}).saved["rng"].plain
+    assert plain["numpy"]["bit_generator"] == "MT19937"
+    saved = SavedItem("global_random", {**plain, "numpy": {**plain["numpy"], "state": {"key": plain, "pos": 700}}})
+    before, item = np.random.mtrand.get_bit_generator(), GlobalRandomItem()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        (found,) = item.check(saved)
+    finally:
+        np.random.set_bit_generator(before)
+    assert (found.subject, found.saved, found.current) == ("global numpy stream", "MT19937", "PCG64")
+    with pytest.raises(CorruptionError, match="pos"):
+        item.apply(saved, Permits(frozenset({"rng"})))
+
+
 GENERATORS: dict[str, tuple[Callable[[int], Any], Callable[[str, Any], Any], Callable[[Any], Any]]] = {
     "torch": (
         lambda s: torch.Generator().manual_seed(s),

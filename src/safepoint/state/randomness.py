@@ -19,6 +19,7 @@ import torch
 
 from safepoint.errors import Difference
 from safepoint.format.stencil import encode_text
+from safepoint.state import numpy_streams
 from safepoint.state.item import STREAMS_ITEM, CapturedItem, Permits, SavedItem, Target
 from safepoint.state.stored import elements, malformed, reading, record
 
@@ -38,7 +39,7 @@ class RandomStreams:
         """Return the states now."""
         states: dict[str, Any] = {
             "python": _pack_python(random.getstate()),
-            "numpy": _pack(np.random.get_state(legacy=False)),
+            "numpy": numpy_streams.pack(np.random.get_state(legacy=False)),
             "torch": _to_bytes(torch.get_rng_state()),
         }
         for kind in _ENGINES:
@@ -57,7 +58,7 @@ class RandomStreams:
             if name == "python":
                 random.setstate(_unpack_python(state))
             elif name == "numpy":
-                np.random.set_state(_unpack(state))
+                np.random.set_state(numpy_streams.unpack(state))
             elif name == "torch":
                 torch.set_rng_state(_to_tensor(state))
             elif name in _ENGINES and _is_present(name):
@@ -77,6 +78,8 @@ class GlobalRandomItem:
     def __init__(self, name: str = STREAMS_ITEM, *, streams: RandomStreams | None = None) -> None:
         self._name = name
         self._streams = streams
+        # What a check found to be sound is what is applied after it.
+        self._parsed: tuple[SavedItem, str, dict[str, Any]] | None = None
 
     @property
     def name(self) -> str:
@@ -92,12 +95,11 @@ class GlobalRandomItem:
         """Return a difference for each kind of device whose number of streams is not the same."""
         if saved.type != self.type:
             return [Difference("rng", self._name, saved.type, self.type)]
-        return _unlike(_parse_streams(saved.plain, self._name))
+        return _unlike(self._states(saved))
 
     def derive(self, seed_of: Callable[[str], int]) -> object | None:
         """Return all streams begun anew; those of an accelerator by the number of the device."""
-        numpy_name = str(np.random.get_state(legacy=False)["bit_generator"])
-        numpy_state = _numpy_begun(numpy_name, seed_of("numpy"), is_legacy=True)
+        numpy_state = numpy_streams.begun(numpy_streams.global_name(), seed_of("numpy"), is_legacy=True)
         if numpy_state is None:
             return None
         states: dict[str, Any] = {
@@ -116,13 +118,21 @@ class GlobalRandomItem:
 
     def apply(self, saved: SavedItem, permits: Permits) -> Sequence[str]:
         """Set the streams; with ``rng`` permitted, those that have no saved state of their own stay."""
-        states = _parse_streams(saved.plain, self._name)
+        states = self._states(saved)
+        self._parsed = None
         unequal = {difference.subject for difference in _unlike(states)}
         skipped = [kind for kind in _ENGINES if f"random streams of {kind}" in unequal]
         skipped += ["numpy"] if "global numpy stream" in unequal else []
         states = {name: state for name, state in states.items() if name not in skipped}
         RandomStreams(states).put_back()
         return [f"random stream {name}" for name in skipped]
+
+    def _states(self, saved: SavedItem) -> dict[str, Any]:
+        """Return the saved states, known to be ones that the streams of now take."""
+        name = numpy_streams.global_name()
+        if self._parsed is None or self._parsed[0] is not saved or self._parsed[1] != name:
+            self._parsed = saved, name, _parse_streams(saved.plain, self._name)
+        return self._parsed[2]
 
 
 class GeneratorItem:
@@ -220,12 +230,12 @@ def _kind_of(generator: Generator) -> _Kind:
     return _Kind(
         "numpy_generator",
         dict,
-        form=lambda live: f"{type(live).__name__} over {_numpy_state(live)['bit_generator']}",
-        state=lambda live: _pack(_numpy_state(live)),
+        form=lambda live: f"{type(live).__name__} over {numpy_streams.state_of(live)['bit_generator']}",
+        state=lambda live: numpy_streams.pack(numpy_streams.state_of(live)),
         try_state=lambda live, state, item: _try_numpy(copy.deepcopy(live), state, item),
-        set_state=_set_numpy,
-        begun=lambda live, seed: _numpy_begun(
-            str(_numpy_state(live)["bit_generator"]), seed, is_legacy=isinstance(live, np.random.RandomState)
+        set_state=numpy_streams.set_state,
+        begun=lambda live, seed: numpy_streams.begun(
+            str(numpy_streams.state_of(live)["bit_generator"]), seed, is_legacy=isinstance(live, np.random.RandomState)
         ),
     )
 
@@ -238,25 +248,6 @@ def _pack_python(state: Any) -> tuple[int, bytes, float | None]:
 def _unpack_python(packed: Any) -> tuple[int, tuple[int, ...], float | None]:
     version, data, gauss = packed
     return (version, struct.unpack(f"<{len(data) // 4}I", data), gauss)
-
-
-def _pack(state: Any) -> Any:
-    """Return numpy's nested state with its arrays as (dtype, shape, bytes)."""
-    if isinstance(state, dict):
-        return {key: _pack(value) for key, value in state.items()}
-    if isinstance(state, np.ndarray):
-        stored = state.dtype.newbyteorder("<")
-        return (stored.str, state.shape, state.astype(stored, copy=False).tobytes())
-    return state.item() if isinstance(state, np.generic) else state
-
-
-def _unpack(packed: Any) -> Any:
-    if isinstance(packed, dict):
-        return {key: _unpack(value) for key, value in packed.items()}
-    if isinstance(packed, tuple):
-        dtype, shape, data = packed
-        return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
-    return packed
 
 
 def _to_bytes(state: torch.Tensor) -> bytes:
@@ -272,7 +263,7 @@ def _parse_streams(plain: Any, item: str) -> dict[str, Any]:
     engines = {kind: list for kind in _ENGINES if isinstance(plain, dict) and kind in plain}
     states = record(plain, {"python": tuple, "numpy": dict, "torch": bytes, **engines}, item=item)
     _try_python(states["python"], item)
-    if states["numpy"].get("bit_generator") == np.random.get_state(legacy=False)["bit_generator"]:
+    if states["numpy"].get("bit_generator") == numpy_streams.global_name():
         _try_numpy(np.random.RandomState(0), states["numpy"], item)
     _try_torch(states["torch"], "cpu", item)
     for kind in engines:
@@ -290,10 +281,9 @@ def _unlike(states: Mapping[str, Any]) -> list[Difference]:
         now = _device_count(kind) if is_used else 0
         if before != now:
             found.append(Difference("rng", f"random streams of {kind}", f"{before} devices", f"{now} devices"))
-    generator = np.random.get_state(legacy=False)["bit_generator"]
-    before_name = states["numpy"].get("bit_generator")
-    if before_name != generator:
-        found.append(Difference("rng", "global numpy stream", str(before_name), str(generator)))
+    before_name, name = states["numpy"].get("bit_generator"), numpy_streams.global_name()
+    if before_name != name:
+        found.append(Difference("rng", "global numpy stream", str(before_name), name))
     return found
 
 
@@ -313,8 +303,8 @@ def _try_numpy(trial: np.random.Generator | np.random.RandomState, state: dict[s
         for holder, key, most in limits:
             if key in holder and not 0 <= holder[key] <= most:
                 raise malformed(item, f"{key} of at most {most}", str(holder[key]))
-        _set_numpy(trial, state)
-        _check_same(_pack(_numpy_state(trial)), state, item)
+        numpy_streams.set_state(trial, state)
+        _check_same(numpy_streams.pack(numpy_streams.state_of(trial)), state, item)
 
 
 def _try_torch(state: bytes, kind: str, item: str) -> None:
@@ -332,30 +322,8 @@ def _check_same(found: object, saved: object, item: str) -> None:
         raise malformed(item, "a state that a generator takes as it is", str(saved)[:80])
 
 
-def _numpy_state(generator: np.random.Generator | np.random.RandomState) -> dict[str, Any]:
-    if isinstance(generator, np.random.RandomState):
-        return dict(generator.get_state(legacy=False))
-    return dict(generator.bit_generator.state)
-
-
-def _numpy_begun(name: str, seed: int, *, is_legacy: bool) -> Any:
-    """Return the packed state of one of numpy's bit generators, begun from a seed; None where the name is none's."""
-    made = getattr(np.random, name, None)
-    if not (isinstance(made, type) and issubclass(made, np.random.BitGenerator)):
-        return None
-    generator = np.random.RandomState(made(seed)) if is_legacy else np.random.Generator(made(seed))
-    return _pack(_numpy_state(generator))
-
-
 def _torch_begun(device: str, seed: int) -> bytes:
     return _to_bytes(torch.Generator(device=device).manual_seed(seed).get_state())
-
-
-def _set_numpy(generator: np.random.Generator | np.random.RandomState, state: dict[str, Any]) -> None:
-    if isinstance(generator, np.random.RandomState):
-        generator.set_state(_unpack(state))
-    else:
-        generator.bit_generator.state = _unpack(state)
 
 
 def _is_present(kind: str) -> bool:
