@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain
 from operator import attrgetter
 
 import msgspec
@@ -20,7 +20,7 @@ import numpy
 from safepoint.format.columns import Columns, Frame, HeldTensor, Table, columns_from, narrowed
 from safepoint.format.digest import HEX_LENGTH, digest_bytes, digest_of_parts
 from safepoint.format.dtypes import DTYPES
-from safepoint.format.extent import MAX_AXES, MAX_BYTES
+from safepoint.format.extent import MAX_AXES, MAX_BYTES, Shape
 from safepoint.format.index import Chunk, Index, Tensor
 
 DIGEST_BYTES = HEX_LENGTH // 2
@@ -104,11 +104,18 @@ class IndexColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """Hold what an index lists of all chunks, column by column, and how many each box has.
+    """Hold what an index lists of all boxes and chunks, column by column.
 
-    `rows` has two columns; `digests` are rows of bytes, None where one is none.
+    `axes` counts those of each tensor. `lengths` are the whole tensors', and `table` has two rows, the offsets of the
+    boxes and their lengths, all axis after axis; it is None where these are not equally many. `counts` tells how many
+    chunks each box has, `rows` has two columns, and `digests` are rows of bytes, None where one is none.
     """
 
+    dtypes: Sequence[str]
+    shapes: Sequence[Shape]
+    axes: Table
+    lengths: Table
+    table: Table | None
     counts: Table
     rows: Table
     objects: Table
@@ -119,12 +126,20 @@ class _Listed:
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> _Listed:
         """Return the columns of some boxes, of which nothing is known but their types."""
+        shapes, *placed = (list(map(attrgetter(name), tensors)) for name in ("global_shape", "offset", "shape"))
+        axes = list(map(len, shapes))
+        is_each_alike = all(list(map(len, column)) == axes for column in placed)
         chunks = list(chain.from_iterable(map(_chunks_of, tensors)))
 
         def column(name: str) -> Table:
             return numpy.fromiter(map(attrgetter(name), chunks), numpy.int64, len(chunks))
 
         return cls(
+            list(map(attrgetter("dtype"), tensors)),
+            shapes,
+            numpy.array(axes, numpy.int64),
+            _joined_numbers(shapes),
+            numpy.stack(list(map(_joined_numbers, placed))) if is_each_alike else None,
             numpy.fromiter(map(len, map(_chunks_of, tensors)), numpy.int64, len(tensors)),
             numpy.fromiter(chain.from_iterable(map(_rows_of, chunks)), numpy.int64, 2 * len(chunks)).reshape(-1, 2),
             column("object"),
@@ -149,13 +164,11 @@ class IndexReader:
     def columns_of(self, index: Index) -> IndexColumns:
         """Return the columns of an index that is sound."""
         tensors, listed = index.tensors, self._listed(index)
-        held = tuple(HeldTensor(one.item, one.name, one.dtype, one.global_shape) for one in tensors)
-        offsets = list(chain.from_iterable(map(attrgetter("offset"), tensors)))
-        lengths = list(chain.from_iterable(map(attrgetter("shape"), tensors)))
-        table = numpy.array([offsets, lengths], numpy.int64)
-        assert listed.digests is not None
+        items, names = (map(attrgetter(name), tensors) for name in ("item", "name"))
+        held = tuple(map(HeldTensor, items, names, listed.dtypes, listed.shapes))
+        assert listed.digests is not None and listed.table is not None
         return IndexColumns(
-            columns_from(frame_of(held, self._frames), table),
+            columns_from(frame_of(held, self._frames), listed.table),
             Chunks(
                 narrowed(numpy.cumsum(listed.counts)),
                 narrowed(listed.rows[:, 1]),
@@ -188,7 +201,7 @@ def are_boxes_sound(index: Index) -> bool:
 
 
 def _are_sound(index: Index, listed: _Listed) -> bool:
-    sizes = _sizes(index.tensors)
+    sizes = _sizes(listed)
     if sizes is None:
         return False
     rows, row_bytes = sizes
@@ -215,26 +228,19 @@ def _are_sound(index: Index, listed: _Listed) -> bool:
     return _are_files_filled(index, objects, offsets, sizes_bytes, listed.digests)
 
 
-def _sizes(tensors: Sequence[Tensor]) -> tuple[Table, Table] | None:
+def _sizes(listed: _Listed) -> tuple[Table, Table] | None:
     """Return the number of rows of each box, none for one without elements, and the bytes of a row; None in doubt."""
-    dtypes = [one.dtype for one in tensors]
+    dtypes, axes, table = listed.dtypes, listed.axes, listed.table
     sizes_bytes = {dtype: DTYPES[dtype].size_bytes for dtype in set(dtypes) if dtype in DTYPES}
-    columns = [list(map(attrgetter(name), tensors)) for name in ("global_shape", "offset", "shape")]
-    axes = list(map(len, columns[0]))
-    if not sizes_bytes.keys() >= set(dtypes) or max(axes, default=0) > MAX_AXES:
-        return None
-    if any(list(map(len, column)) != axes for column in columns):
+    if not sizes_bytes.keys() >= set(dtypes) or axes.max(initial=0) > MAX_AXES or table is None:
         return None
     row_bytes = numpy.fromiter(map(sizes_bytes.__getitem__, dtypes), numpy.int64, len(dtypes))
-    rows = numpy.ones(len(tensors), numpy.int64)
-    for count in set(axes) - {0}:
-        has_count = [own == count for own in axes]
-        numbers = numpy.flatnonzero(has_count)
-        whole, offset, shape = (
-            numpy.fromiter(chain.from_iterable(compress(column, has_count)), numpy.int64, len(numbers) * count)
-            for column in columns
-        )
-        whole, offset, shape = (column.reshape(-1, count) for column in (whole, offset, shape))
+    rows = numpy.ones(len(dtypes), numpy.int64)
+    begins = numpy.cumsum(axes) - axes
+    for count in set(axes.tolist()) - {0}:
+        numbers = numpy.flatnonzero(axes == count)
+        places = begins[numbers, None] + numpy.arange(count)
+        whole, (offset, shape) = listed.lengths[places], table[:, places]
         element_bytes = row_bytes[numbers]
         for lengths in (whole, shape):
             filled = numpy.maximum(lengths, 1).astype(float).prod(axis=1) * element_bytes
@@ -245,6 +251,10 @@ def _sizes(tensors: Sequence[Tensor]) -> tuple[Table, Table] | None:
         rows[numbers] = numpy.where(shape.prod(axis=1) > 0, shape[:, 0], 0)
         row_bytes[numbers] = shape[:, 1:].prod(axis=1) * element_bytes
     return rows, row_bytes
+
+
+def _joined_numbers(shapes: Sequence[Shape]) -> Table:
+    return numpy.array(list(chain.from_iterable(shapes)), numpy.int64)
 
 
 def _joined_digests(texts: Sequence[str]) -> numpy.typing.NDArray[numpy.uint8] | None:
