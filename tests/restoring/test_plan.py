@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy
 import pytest
@@ -12,11 +13,17 @@ from hypothesis import strategies as st
 
 from safepoint.errors import CorruptionError, InternalError
 from safepoint.format.extent import Box
+from safepoint.format.manifest import decode_manifest
 from safepoint.restoring import arrival, plan
 from safepoint.restoring.arrival import Arrival, BoxKey
 from safepoint.restoring.boxes import StoredBox, copy_overlap
+from safepoint.restoring.deal import deal_state
 from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
 from safepoint.restoring.read import read
+from safepoint.restoring.together import Ranks
+from safepoint.restoring.validate import SavedState
+from safepoint.storage.memory import MemoryStorage
+from tests.build import Values, begin, floats, integers, write_generation
 from tests.restoring.tiles import Array, Boxes, BoxMemory, CountingStorage, cut, part, store
 
 TYPES = {"uint8": "u1", "bfloat16": "<u2", "float32": "<f4", "float64": "<f8", "complex128": "<c16"}
@@ -87,6 +94,63 @@ def test_what_is_planned_of_very_many_chunks_is_made_anew_and_the_same(monkeypat
     assert tuple(anew[0].chunks) == kept[0].chunks and len(anew[0].chunks) == len(kept[0].chunks)
     assert [anew[0].chunks[0], *anew[0].chunks[1:]] == list(kept[0].chunks)
     assert paths_of(anew) == paths_of(kept)
+
+
+def of_one_process() -> SavedState:
+    """Return a saved state with tensors that one chunk holds and others, as one process that restores it sees it."""
+    storage = MemoryStorage()
+    model = {
+        "w": Values("float32", (2, 3), bytes(24)),
+        "rows": floats(1.0, 2.0, 3.0, rows=1),
+        "none": floats(),
+        "b": floats(4.0),
+        "number": Values("float64", (), bytes(8)),
+    }
+    items = {"model": model, "other": {"b": integers(7, 8)}}
+    generation = write_generation(storage, 1, chain=begin(storage), items=items)
+    path = f"generations/{generation}/manifest.json"
+    manifest = decode_manifest(storage.read(path, limit_bytes=1 << 20), where=path, generation=generation)
+    return deal_state(Ranks(), storage, manifest, full=[manifest])
+
+
+@pytest.fixture
+def planned_alone(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Return the tensors of which a plan is made one by one from now on."""
+    names: list[tuple[str, str]] = []
+    one_by_one = plan._plan_tensor
+
+    def noting(key: plan.Key, *others: Any) -> TensorRead:
+        names.append(key)
+        return one_by_one(key, *others)
+
+    monkeypatch.setattr(plan, "_plan_tensor", noting)
+    return names
+
+
+def test_tensors_of_one_chunk_are_planned_in_columns_as_one_by_one(planned_alone: list[tuple[str, str]]) -> None:
+    saved = of_one_process()
+    sizes = {("model", "w"): 24, ("model", "rows"): 12, ("model", "none"): 0, ("model", "b"): 4, ("model", "number"): 8}
+    targets: dict[str, dict[str, Any]] = {"other": {"b": BoxMemory((0,), (2,), 8)}, "model": {}}
+    for (_, name), size_bytes in sizes.items():
+        targets["model"][name] = BoxMemory((0,), (size_bytes,), 1)
+    targets["model"]["b"] = Boxes([BoxMemory((0,), (1,), 4)])
+    found = plan_reads(saved.tensors, targets)
+    assert planned_alone == [("model", name) for name in ("rows", "none", "b")]
+    assert found == plan_reads(dict(saved.tensors), targets)
+    assert len(planned_alone) == 3 + 6
+
+
+def test_a_target_of_another_size_is_named_among_others(planned_alone: list[tuple[str, str]]) -> None:
+    targets = {"model": {"w": BoxMemory((0,), (24,), 1), "b": BoxMemory((0,), (5,), 1)}}
+    with pytest.raises(InternalError, match=r"another size.*model/b.*expected 4.*found 5"):
+        plan_reads(of_one_process().tensors, targets)
+    assert planned_alone == [("model", "w"), ("model", "b")]
+
+
+def test_a_target_of_a_tensor_that_is_not_stored_is_named_among_others() -> None:
+    targets = {"model": {"w": BoxMemory((0,), (24,), 1), "gone": BoxMemory((0,), (5,), 1)}}
+    with pytest.raises(InternalError, match=r"not stored.*model/gone"):
+        plan_reads(of_one_process().tensors, targets)
 
 
 def test_a_rank_that_holds_nothing_reads_nothing() -> None:

@@ -4,7 +4,9 @@
 2. A chunk that lies whole and in one run in a target is read in place. Any other one is read whole all the same,
    through a buffer, because its digest is that of all its bytes, and what the targets need of it is copied.
 3. Tensors follow each other as they lie on disk, and so do the chunks of each.
-4. What is planned of a tensor that lies in very many boxes is not kept, but made again when it is asked for: the chunks
+4. Tensors that one target takes from one chunk, as nearly all are, are planned in columns: a call for each takes longer
+   than its digest.
+5. What is planned of a tensor that lies in very many boxes is not kept, but made again when it is asked for: the chunks
    that thousands of ranks stored would not fit into the memory of one process.
 
 Spec: C11.
@@ -12,21 +14,31 @@ Spec: C11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress, repeat
+from operator import attrgetter, eq
+from typing import Any, Protocol, overload, runtime_checkable
 
 import msgspec
 
 from safepoint.errors import CorruptionError, InternalError
+from safepoint.format.dtypes import DTYPES
 from safepoint.format.extent import Box, element_count
-from safepoint.format.index import Chunk
+from safepoint.format.index import Chunk, Tensor
 from safepoint.restoring.boxes import StoredBox, element_bytes_of, overlap, run_in
 from safepoint.state.item import BoxTarget, Target, TensorTarget
 
 Key = tuple[str, str]
 
 _place = attrgetter("path", "offset_bytes")
+_CHUNKS, _OFFSET, _SHAPE, _WHOLE = map(attrgetter, ("chunks", "offset", "shape", "global_shape"))
+_ROWS, _OBJECT, _BEGIN, _SIZE_BYTES, _DIGEST = map(
+    attrgetter, ("rows", "object", "offset_bytes", "size_bytes", "digest")
+)
+_DTYPE, _NBYTES = attrgetter("dtype"), attrgetter("nbytes")
+
+# One chunk, the box is the whole tensor, it begins at its begin, and the target takes it in one box.
+_IS_PLAIN = (1, True, False, False)
 
 # Chunks of one tensor that are not kept from here on.
 _MANY = 512
@@ -66,6 +78,14 @@ class TensorRead(msgspec.Struct, frozen=True):
     chunks: Sequence[ChunkRead]
 
 
+@runtime_checkable
+class ListingOnce(Protocol):
+    """Be stored boxes that may be known to be one for each tensor."""
+
+    def only_boxes(self, item: str, names: Iterable[str]) -> tuple[list[Tensor], tuple[str, ...]] | None:
+        """Return the one box of each of an item's tensors, and the paths that chunks are numbered by; None in doubt."""
+
+
 def plan_reads(
     stored: Mapping[Key, Sequence[StoredBox]], targets: Mapping[str, Mapping[str, TensorTarget]]
 ) -> tuple[TensorRead, ...]:
@@ -78,11 +98,11 @@ def plan_reads(
     Raises:
         CorruptionError: What is stored does not hold all of a target; names the tensor and the box.
     """
-    reads = [
-        _plan_tensor((item, name), stored, target)
-        for item, by_name in targets.items()
-        for name, target in by_name.items()
-    ]
+    reads: list[TensorRead] = []
+    for item, by_name in targets.items():
+        plain = _plan_plain(item, stored, by_name)
+        reads += plain.values()
+        reads += [_plan_tensor((item, name), stored, one) for name, one in by_name.items() if name not in plain]
     return tuple(sorted(reads, key=_begin_of))
 
 
@@ -136,6 +156,39 @@ class _MadeAnew(Sequence[ChunkRead]):
 def _begin_of(read: TensorRead) -> tuple[str, int]:
     """Return where the first chunk of a tensor lies; one without any comes first."""
     return _place(read.chunks[0]) if read.chunks else ("", 0)
+
+
+def _plan_plain(
+    item: str, stored: Mapping[Key, Sequence[StoredBox]], targets: Mapping[str, TensorTarget]
+) -> dict[str, TensorRead]:
+    """Return what is read of those tensors of an item that one target takes whole from one chunk, by name."""
+    known = stored.only_boxes(item, targets) if isinstance(stored, ListingOnce) else None
+    if known is None:
+        return {}
+    tensors, paths = known
+    shapes, offsets, chunks = (list(map(fact, tensors)) for fact in (_SHAPE, _OFFSET, _CHUNKS))
+    facts = zip(
+        map(len, chunks),
+        map(eq, shapes, map(_WHOLE, tensors)),
+        map(any, offsets),
+        map(hasattr, targets.values(), repeat("boxes")),
+        strict=True,
+    )
+    flags = list(map(_IS_PLAIN.__eq__, facts))
+    takers: list[Any] = list(compress(targets.values(), flags))
+    parts = list(chain.from_iterable(compress(chunks, flags)))
+    sizes_bytes = list(map(_SIZE_BYTES, parts))
+    if list(map(_NBYTES, takers)) != sizes_bytes:
+        # One of them is wrong, and the look at single ones tells which.
+        return {}
+    boxes = list(map(Box, compress(offsets, flags), compress(shapes, flags)))
+    names, dtypes = list(compress(targets, flags)), list(map(_DTYPE, compress(tensors, flags)))
+    element_bytes = {dtype: DTYPES[dtype].size_bytes for dtype in set(dtypes)}
+    columns = map(paths.__getitem__, map(_OBJECT, parts)), map(_BEGIN, parts), sizes_bytes
+    reads = map(ChunkRead, *columns, map(_ROWS, parts), map(_DIGEST, parts), boxes, repeat((0,)), repeat(0))
+    taken = zip(map(TargetBox, takers, boxes)), zip(reads)
+    planned = map(TensorRead, repeat(item), names, map(element_bytes.__getitem__, dtypes), *taken)
+    return dict(zip(names, planned, strict=True))
 
 
 def _plan_tensor(key: Key, stored: Mapping[Key, Sequence[StoredBox]], target: TensorTarget) -> TensorRead:

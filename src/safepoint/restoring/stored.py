@@ -8,8 +8,9 @@ Spec: F3.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -124,6 +125,15 @@ class StoredBoxes(Mapping[Key, tuple[StoredBox, ...]]):
 
     def __len__(self) -> int:
         return sum(len(by_name) for by_name in self._specs.values())
+
+    def only_boxes(self, item: str, names: Iterable[str]) -> tuple[list[Tensor], tuple[str, ...]] | None:
+        """Return the one box of each of an item's tensors; see `safepoint.restoring.plan.ListingOnce`."""
+        found = list(map(self._alone.get, zip(repeat(item), names)))
+        places = [place for place in found if place is not None]
+        if not places or len(places) < len(found) or not self._indexes[0].records:
+            return None
+        index = self._indexes[0]
+        return list(map(index.records.__getitem__, places)), index.paths
 
     def _note(self, frame: Frame) -> None:
         for place, tensor in enumerate(frame.tensors):
