@@ -6,7 +6,7 @@ import gc
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from safepoint.storage.memory import MemoryStorage
 from safepoint.storage.reading import Foreseeing
 
 STEP = 16 << 20
+MOST = 512 << 20
 LONGEST_WAIT_S = 60
 
 
@@ -33,28 +34,42 @@ class Asked(MemoryStorage):
 
     def __init__(self, *, fails: bool = False) -> None:
         super().__init__()
-        self.calls: list[tuple[str, int, int]] = []
+        self.taken: list[tuple[str, int]] = []
         self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
         self._fails = fails
 
-    def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
-        self.calls.append((path, offset_bytes, size_bytes))
-        self.begun.release()
-        self.may_end.acquire()
-        if self._fails:
-            raise StorageError("a test's disk does not answer", where=path)
-        return True
+    def foresee(self, path: str, step_bytes: int) -> Generator[int, None, None]:
+        # An index has one step, a data file more than are ever taken.
+        for end_bytes in range(step_bytes, (1 if path.endswith("json") else 1000) * step_bytes + 1, step_bytes):
+            yield end_bytes
+            self.taken.append((path, end_bytes))
+            self.begun.release()
+            self.may_end.acquire()
+            if self._fails:
+                raise StorageError("a test's disk does not answer", where=path)
 
 
-def test_a_file_is_asked_for_piece_by_piece_until_the_reading_begins() -> None:
+def test_a_file_is_taken_step_by_step_until_the_reading_begins() -> None:
+    """What is under way when it begins counts as near: it comes in any case."""
     storage = Asked()
     with Ahead(storage, "f") as ahead:
         storage.begun.acquire()
         storage.may_end.release()
         storage.begun.acquire()
-        assert ahead.end() == {"f": STEP}
+        assert ahead.end() == {"f": 2 * STEP}
         storage.may_end.release()
-    assert storage.calls == [("f", 0, STEP), ("f", STEP, STEP)]
+    assert storage.taken == [("f", STEP), ("f", 2 * STEP)]
+
+
+def test_no_more_of_a_file_is_taken_than_the_cache_has_room_for() -> None:
+    storage = Asked()
+    for _ in range(1000):
+        storage.may_end.release()
+    with Ahead(storage, "f") as ahead:
+        for _ in range(MOST // STEP):
+            storage.begun.acquire()
+    assert ahead.end() == {"f": MOST}
+    assert storage.taken[-1] == ("f", MOST)
 
 
 def test_the_index_of_the_newest_generation_is_asked_for_before_its_data() -> None:
@@ -72,16 +87,15 @@ def test_the_index_of_the_newest_generation_is_asked_for_before_its_data() -> No
         ahead.end()
         storage.may_end.release()
     index, data = (f"{generation}/rank-00000-of-00001.{kind}" for kind in ("json", "safetensors"))
-    assert storage.calls == [(index, 0, STEP), (data, 0, STEP), (data, STEP, STEP)]
+    assert storage.taken == [(index, STEP), (data, STEP), (data, 2 * STEP)]
 
 
 def test_a_failure_of_reading_ahead_is_nobodys_and_ends_it() -> None:
     storage = Asked(fails=True)
     storage.may_end.release()
-    with Ahead(storage, "f") as ahead:
+    with Ahead(storage, "f"):
         storage.begun.acquire()
-    assert ahead.end() == {"f": 0}
-    assert len(storage.calls) == 1
+    assert len(storage.taken) == 1
 
 
 def test_where_no_thread_is_to_be_had_nothing_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +133,7 @@ def test_files_are_read_up_to_their_end(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "preadv", noted)
     (tmp_path / "f").write_bytes(b"x" * 100)
     storage = LocalStorage(tmp_path)
-    assert storage.foresee("f", 0, 60)
-    assert not storage.foresee("f", 60, 60)
-    assert not storage.foresee("f", 120, 60)
+    assert list(storage.foresee("f", 60)) == [60, 100]
     assert [begin for begin, _ in read] == [0, *[end for _, end in read[:-1]]]
     assert read[-1][1] == 100
 
@@ -130,7 +142,7 @@ def test_what_is_near_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(local_reads, "is_cached", lambda *place: True)
     monkeypatch.setattr(os, "preadv", lambda *call: pytest.fail("it was read"))
     (tmp_path / "f").write_bytes(b"x" * 100)
-    assert LocalStorage(tmp_path).foresee("f", 0, 60)
+    assert list(LocalStorage(tmp_path).foresee("f", 60)) == [60, 100]
 
 
 def test_large_tensors_that_are_near_stand_evenly_among_the_others_the_largest_first() -> None:
@@ -183,11 +195,11 @@ def test_a_restore_reads_its_own_file_ahead(tmp_path: Path, monkeypatch: pytest.
         generation = manager.save().wait().generation
     asked, is_asked, read = list[str](), threading.Event(), LocalStorage.read
 
-    def foresee(storage: LocalStorage, path: str, *place: int) -> bool:
+    def foresee(storage: LocalStorage, path: str, step_bytes: int) -> Generator[int, None, None]:
         asked.append(path)
         if path.endswith(".safetensors"):
             is_asked.set()
-        return False
+        yield from ()
 
     def read_late(storage: LocalStorage, path: str, **limits: int) -> bytes:
         # A restore that is quick ends the reading ahead before it has begun.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from types import TracebackType
 
 from safepoint.catalog import list_generations
@@ -70,13 +70,13 @@ class Ahead:
 
     def _ask(self, storage: Foreseeing) -> None:
         try:
-            for path in self._before:
-                if not self._is_over.is_set():
-                    storage.foresee(path, 0, _STEP_BYTES)
-            for begin in range(0, _MOST_BYTES, _STEP_BYTES):
-                if self._is_over.is_set() or not storage.foresee(self.path, begin, _STEP_BYTES):
-                    return
-                self._asked_bytes = begin + _STEP_BYTES
+            for path in (*self._before, self.path):
+                with closing(storage.foresee(path, _STEP_BYTES)) as steps:
+                    for end_bytes in steps:
+                        if self._is_over.is_set() or end_bytes > _MOST_BYTES:
+                            return
+                        # A step under way counts as well: to read its bytes a second time would take longer.
+                        self._asked_bytes = end_bytes if path == self.path else 0
         except SafepointError:
             # Whoever reads the file is told.
             return

@@ -37,7 +37,8 @@ from safepoint.state.item import Target, is_temporary
 from safepoint.storage.base import Storage
 from safepoint.storage.reading import ObjectReader, Streaming, aligned_buffer, opened
 
-READERS = 2
+# Two for the disk, so that it does not rest while the third one copies and digests.
+READERS = 3
 # What a device transfers at a time: large enough for its full rate, small enough for the other threads' turn.
 TRANSFER_BYTES = 8 << 20
 

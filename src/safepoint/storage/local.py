@@ -16,7 +16,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from safepoint.ambient import Ambient, SystemAmbient
 from safepoint.errors import CorruptionError, OutcomeUnknownError, RequestError, StorageError
@@ -199,11 +199,13 @@ class LocalStorage:
                     found=f"{size_bytes} bytes",
                 )
 
-    def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
-        """Bring a range of the file into the system's cache; see `safepoint.storage.reading.Foreseeing`."""
-        with self._reading(path), self._opened(path) as (descriptor, end_bytes):
-            bring_near(descriptor, offset_bytes, min(size_bytes, end_bytes - offset_bytes))
-            return offset_bytes + size_bytes < end_bytes
+    def foresee(self, path: str, step_bytes: int) -> Generator[int, None, None]:
+        """Bring the file into the system's cache; see `safepoint.storage.reading.Foreseeing`."""
+        with self._reading(path), self._opened(path) as (descriptor, size_bytes):
+            for begin in range(0, size_bytes, step_bytes):
+                end = min(begin + step_bytes, size_bytes)
+                yield end
+                bring_near(descriptor, begin, end - begin)
 
     @contextlib.contextmanager
     def opened(self, path: str, buffer: memoryview, *, is_past_cache: bool = False) -> Iterator[LocalReader]:

@@ -163,7 +163,8 @@ def bring_near(descriptor: int, offset_bytes: int, size_bytes: int) -> None:
 
     The bytes are read, and thrown away: the system takes an advice to read ahead for a few of them only.
     """
-    if size_bytes <= 0 or is_cached(descriptor, offset_bytes, size_bytes):
+    # After each question to the system the interpreter may be long away: one byte answers for all.
+    if size_bytes <= 0 or is_cached(descriptor, offset_bytes + size_bytes - 1, 1):
         return
     # One call for all of it, into the same memory again and again: between two calls the interpreter may be long away.
     thrown_away = memoryview(bytearray(min(size_bytes, _STEP_BYTES)))
@@ -179,7 +180,7 @@ def bring_near(descriptor: int, offset_bytes: int, size_bytes: int) -> None:
 def is_cached(descriptor: int, offset_bytes: int, size_bytes: int) -> bool:
     """Return whether the cache has the first, the middle and the last byte; False where it cannot be asked."""
     try:
-        for place in (0, size_bytes // 2, max(size_bytes, 1) - 1):
+        for place in sorted({0, size_bytes // 2, max(size_bytes, 1) - 1}):
             os.preadv(descriptor, [bytearray(1)], offset_bytes + place, _WITHOUT_WAITING)
     except OSError as exc:
         if exc.errno in _NOT_CACHED:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -100,9 +100,10 @@ class PatientStorage:
             inner = partial(opened, self._inner, path, buffer, is_past_cache=is_past_cache)
             yield self._patiently(lambda: stack.enter_context(inner()))
 
-    def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
-        """Pass on, once, where the inner storage can be told; nothing depends on the answer."""
-        return isinstance(self._inner, Foreseeing) and self._inner.foresee(path, offset_bytes, size_bytes)
+    def foresee(self, path: str, step_bytes: int) -> Generator[int, None, None]:
+        """Pass on, once, where the inner storage can be told; nothing depends on what it does."""
+        if isinstance(self._inner, Foreseeing):
+            yield from self._inner.foresee(path, step_bytes)
 
     def size(self, path: str) -> int:
         """Look, again if need be."""

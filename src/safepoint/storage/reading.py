@@ -6,7 +6,7 @@ A storage may offer a way of its own (`Streaming`). Any other one is read throug
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -49,10 +49,11 @@ class Streaming(Protocol):
 class Foreseeing(Protocol):
     """A storage that can be told what will be read soon."""
 
-    def foresee(self, path: str, offset_bytes: int, size_bytes: int) -> bool:
-        """Have bytes of an object brought near, and return whether more of it may follow behind them.
+    def foresee(self, path: str, step_bytes: int) -> Generator[int, None, None]:
+        """Bring an object near, step by step: each time yield where the step will end, then take it.
 
-        It waits until they are near. Whatever it does, what is read later is the same.
+        A step waits until its bytes are near. Whatever it does, what is read later is the same. Whoever goes no further
+        closes the iterator.
 
         Raises:
             CorruptionError: What stands there is no object.
