@@ -81,7 +81,11 @@ def find_spans(occupants: Sequence[Occupant]) -> dict[int, Span]:
 
 def are_apart(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether no two tensors overlap, so that none has a span, of tensors that are `are_plainly_storable`."""
-    begins, sizes = facts_of(tensors, (partial(map, torch.Tensor.data_ptr), partial(map, _SIZE)))
+    return are_disjoint(*facts_of(tensors, (partial(map, torch.Tensor.data_ptr), partial(map, _SIZE))))
+
+
+def are_disjoint(begins: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Return whether no two ranges of memory overlap."""
     ranges = sorted(zip(begins, map(add, begins, sizes), strict=True))
     return all(map(le, map(_END, ranges), map(_BEGIN, ranges[1:])))
 

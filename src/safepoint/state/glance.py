@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, repeat
-from operator import attrgetter, ne
+from operator import attrgetter, is_, ne
 from typing import Any
 
 import msgspec
@@ -44,6 +44,13 @@ class Glance(msgspec.Struct, frozen=True):
     facts: list[object]
     parameters: list[torch.Tensor | None]
     buffers: list[torch.Tensor | None]
+
+    def is_same(self, other: Glance) -> bool:
+        """Return whether the very same modules hold the very same tensors, in the same places."""
+        if self.facts != other.facts:
+            return False
+        ours, theirs = (chain(one.modules, one.parameters, one.buffers) for one in (self, other))
+        return all(map(is_, ours, theirs))
 
     @property
     def modes(self) -> list[bool] | None:

@@ -62,6 +62,7 @@ class _Look:
 
     saved: SavedItem
     stored: SavedModule
+    glance: Glance
     live: Mapping[str, Slot]
     alike: set[str] = field(default_factory=set)
     filled: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -252,6 +253,8 @@ class ModuleItem:
                 slot.tensor.requires_grad_(entry.requires_grad)
 
     def _apply_extra(self, saved: SavedModule) -> None:
+        if not saved.extra:
+            return
         states = unflatten(dict(saved.extra), new_tensors(self._extra_targets))
         modules = self._with_extra_state()
         for path, state in states.items():
@@ -280,18 +283,22 @@ class ModuleItem:
     def _looked(self, saved: SavedItem) -> _Look:
         """Return what was seen when a saved item was compared, or look for the first time."""
         if self._look is None or self._look.saved is not saved:
-            stored, live = parse_module(saved, self._name), {slot.name: slot for slot in walk_slots(self._module)}
+            stored, glance = parse_module(saved, self._name), self._glances.at(self._module)
+            live = {slot.name: slot for slot in walk_slots(self._module)}
             both = [(stored.entries[name], slot) for name, slot in live.items() if name in stored.entries]
             alike = {slot.name: slot.tensor for entry, slot in both if is_alike(entry, slot, saved.specs)}
             tensors = [one for one in alike.values() if one is not None]
             for name, tensor in () if are_plainly_storable(tensors) else zip(alike, tensors, strict=True):
                 check_storable(tensor, f"{self._name}.{name}")
-            self._look = _Look(saved, stored, live, set(alike))
+            self._look = _Look(saved, stored, glance, live, set(alike))
         return self._look
 
     def _looked_again(self, saved: SavedItem) -> _Look:
         """Return what was seen, with the slots of now: what an item applied before was given may replace tensors."""
-        look, live = self._looked(saved), {slot.name: slot for slot in walk_slots(self._module)}
+        look = self._looked(saved)
+        if look.glance.is_same(self._glances.at(self._module)):
+            return look
+        live = {slot.name: slot for slot in walk_slots(self._module)}
         alike = {name for name in look.alike if name in live and live[name].tensor is look.live[name].tensor}
         return replace(look, live=live, alike=alike)
 

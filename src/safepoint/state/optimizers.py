@@ -381,15 +381,17 @@ class OptimizerItem:
     ) -> list[str]:
         live, groups = self._optimizer.state, self._optimizer.param_groups
         listed = [(name_of(one), one, group) for group in groups for one in group["params"]]
-        if isinstance(states, PlainStates) and any(group.get("fused") or group.get("capturable") for group in groups):
+        parameters = [named[name] for name in names if name in named]
+        is_for_kernels = any(group.get("fused") or group.get("capturable") for group in groups)
+        if isinstance(states, PlainStates) and is_for_kernels and not states.suit_kernels(parameters):
             states = states.made()
         if not isinstance(states, PlainStates):
             flags = {name: group for name, _, group in listed}
-            for name, value in zip(names, states, strict=True):
-                if name in named:
-                    set_step(value, named[name], flags.get(name, {}))
-            states = [value for name, value in zip(names, states, strict=True) if name in named]
+            told = [(name, value) for name, value in zip(names, states, strict=True) if name in named]
+            for name, value in told:
+                set_step(value, named[name], flags.get(name, {}))
+            states = [value for _, value in told]
         left = [(name, one) for name, one, _ in listed if name not in known]
         kept = {one: live[one] for _, one in left if one in live}
-        put_states(live, [named[name] for name in names if name in named], states, further={**other, **kept})
+        put_states(live, parameters, states, further={**other, **kept})
         return [name for name, _ in left]

@@ -45,6 +45,14 @@ class PlainStates:
         pairs = iter(zip(self.keys, values, strict=True))
         return [dict(islice(pairs, length)) for length in self.lengths]
 
+    def suit_kernels(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Return whether each ``step`` is where fused and capturable kernels read it, if these are the parameters.
+
+        See `safepoint.state.merging.set_step`; where it is not certain, no.
+        """
+        steps = [value for key, value in zip(self.keys, self.values, strict=True) if key == "step"]
+        return all(map(_IS_CPU, chain(steps, parameters))) and {torch.float32}.issuperset(map(_DTYPE, steps))
+
     def fill(self, held: Sequence[Any]) -> bool:
         """Set the numbers of live states that hold the other tensors already; return whether they are such states.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -257,9 +257,11 @@ def division_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     Equal for two states if the same names are divided over meshes of the same shape and dimensions' names in the same
     way, whichever rank asks, and whether it holds a part or not.
     """
-    each = sorted((name, _division_of(tensor)) for name, tensor in tensors if is_distributed(tensor))
-    if not each:
+    named = list(tensors)
+    are_divided = are_distributed([tensor for _, tensor in named])
+    if not any(are_divided):
         return ""
+    each = sorted((name, _division_of(tensor)) for name, tensor in compress(named, are_divided))
     listed = ", ".join(f"{count} x {text}" for text, count in sorted(Counter(text for _, text in each).items()))
     # Which tensors they are is in the digest alone: the names may be many.
     return f"{listed} [{digest_bytes(msgspec.json.encode(each))[:_SHORT]}]"

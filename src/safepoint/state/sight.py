@@ -12,27 +12,29 @@ call for each tensor would take longer than all of it.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain, compress, repeat
-from operator import attrgetter, contains
+from operator import add, attrgetter, contains, ge, mul
 from typing import Any
 
 import torch
 
 from safepoint.format.plain import MAX_DEPTH
+from safepoint.state.aliases import are_disjoint
 from safepoint.state.draft import ATOMS, container_of
 from safepoint.state.portions import Asking, facts_of
 from safepoint.state.rebuild import SPARSE_KEY
 from safepoint.state.shards import memories_of, ways_of
-from safepoint.state.tensors import PLAIN_TYPES, are_distributed
+from safepoint.state.tensors import PLAIN_TYPES, STORED_DTYPES, are_distributed
 from safepoint.state.traits import Traits
 
 _KEYS = frozenset({str, int})
 _OWN_STATE = attrgetter("__dict__")
 _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
-_REQUIRES_GRAD = attrgetter("requires_grad")
+_REQUIRES_GRAD, _SIZE_BYTES, _ITEM_BYTES = map(attrgetter, ("requires_grad", "nbytes", "itemsize"))
 # What an atom of each type leaves as a fact: nothing, but for a text.
 _MARKS: dict[type, type | None] = {kind: None if kind is not str else str for kind in ATOMS}
 _PLACES: tuple[Asking, ...] = (
@@ -58,6 +60,7 @@ class Sight:
         "_met",
         "_numbers",
         "_open",
+        "_places",
         "atoms",
         "facts",
         "is_known",
@@ -78,6 +81,7 @@ class Sight:
         self.repeated: set[int] = set()
         self.is_known = True
         self._met: list[torch.Tensor | None] = []
+        self._places: list[list[Any]] = []
         # Which lists and dicts were met, in this order: what is one object in two places is stored once.
         self._numbers: dict[int, int] = {}
         self._open: set[int] = set()
@@ -146,6 +150,22 @@ class Sight:
             self.repeated |= {id(one) for place, (number, one) in numbered if -1 < number < place}
         self.is_known = self.is_known and self._see()
         return self
+
+    def are_plain_and_apart(self) -> bool:
+        """Return whether all tensors are `are_plainly_storable` and `are_apart`, by what was seen of them."""
+        if self.traits is None or not self.is_known or self.memories is not self.tensors:
+            return False
+        begins, offsets, held = self._places
+        dtypes = self.traits.dtypes
+        if not self.traits.are_near or not STORED_DTYPES.issuperset(dtypes):
+            return False
+        are_dense, sizes = facts_of(self.tensors, (partial(map, torch.Tensor.is_contiguous), partial(map, _SIZE_BYTES)))
+        if sys.byteorder != "little" or not all(are_dense):
+            return False
+        if not all(begins) and any(size and not begin for size, begin in zip(sizes, begins, strict=True)):
+            return False
+        ends = map(add, map(mul, offsets, map(_ITEM_BYTES, dtypes)), sizes)
+        return all(map(ge, held, ends)) and are_disjoint(begins, sizes)
 
     def _look_at_all(self, values: Sequence[Any], depth: int) -> None:
         kinds = list(map(type, values))
@@ -223,6 +243,7 @@ class Sight:
         if self.traits is None:
             return False
         self.facts += (kinds, *self.traits.columns, *places)
+        self._places = places
         if any(map(_OWN_STATE, self.tensors)):
             # A parameter has attributes by chance, a buffer by its nature.
             held = zip(kinds, self.tensors, strict=True)

@@ -51,7 +51,9 @@ SPARSE_LAYOUTS = (
 
 # Tensors of these types are nothing else besides.
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
-_STORED = frozenset(kind for kind in (getattr(torch, name, None) for name in DTYPES) if isinstance(kind, torch.dtype))
+STORED_DTYPES = frozenset(
+    kind for kind in (getattr(torch, name, None) for name in DTYPES) if isinstance(kind, torch.dtype)
+)
 _STRIDED = frozenset({torch.strided})
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
@@ -289,7 +291,9 @@ def _are_plainly_storable(tensors: Sequence[torch.Tensor]) -> bool:
     begins = list(map(torch.Tensor.data_ptr, tensors))
     if not all(begins) and any(one.nbytes for one, begin in zip(tensors, begins, strict=True) if not begin):
         return False
-    if not _STORED.issuperset(map(attrgetter("dtype"), tensors)) or not all(map(torch.Tensor.is_contiguous, tensors)):
+    if not STORED_DTYPES.issuperset(map(attrgetter("dtype"), tensors)) or not all(
+        map(torch.Tensor.is_contiguous, tensors)
+    ):
         return False
     held = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
     offsets = map(mul, map(torch.Tensor.storage_offset, tensors), map(attrgetter("itemsize"), tensors))

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -62,6 +62,17 @@ class Traits(msgspec.Struct, frozen=True):
         guards = _guards()
         made = [] if guards is None else [_comparison(guards, portion) for portion in portions_of(tensors)]
         return cls(columns, numbers, len(tensors), made)
+
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        """Return the dtype of each."""
+        return cast(list[torch.dtype], self.columns[1])
+
+    @property
+    def are_near(self) -> bool:
+        """Return whether all are in host memory."""
+        devices = cast(list[torch.device], self.columns[2])
+        return {device.type for device in set(devices)} <= {"cpu"}
 
     def compared(self, count: int) -> Asking | None:
         """Return what tells of so many tensors, portion after portion, whether they have these very traits.

@@ -35,14 +35,14 @@ from safepoint.format.plain import (
     ViewLeaf,
 )
 from safepoint.state import shards, sparse
-from safepoint.state.aliases import Occupant, Span, are_apart, find_spans
+from safepoint.state.aliases import Occupant, Span, find_spans
 from safepoint.state.draft import ATOMS, Draft, NamedTensors, Values, container_of, device_kind
 from safepoint.state.leaf_columns import rows_of, tensor_leaves
 from safepoint.state.numbers import scalar_bytes
 from safepoint.state.places import below, join, plain_names_below, segment, tensor_name
 from safepoint.state.rebuild import MANY, SPARSE_KEY, Rebuilder, to_kind
 from safepoint.state.sight import Sight
-from safepoint.state.tensors import PLAIN_TYPES, are_plainly_storable, check_storable, dtype_name, is_distributed
+from safepoint.state.tensors import PLAIN_TYPES, check_storable, dtype_name, is_distributed
 
 _CONTAINERS = (list, dict, OrderedDict, set)
 
@@ -156,7 +156,7 @@ class _Survey:
             return None
         self.visits = dict.fromkeys(sight.repeated, 2)
         try:
-            if are_plainly_storable(sight.tensors) and are_apart(sight.tensors):
+            if sight.are_plain_and_apart():
                 return {}
             self.occupants = [self._occupant(tensor, "") for tensor in sight.tensors]
             return find_spans(self.occupants)
