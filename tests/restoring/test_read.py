@@ -13,12 +13,13 @@ import pytest
 
 from safepoint.errors import CorruptionError
 from safepoint.format.digest import digest_bytes
+from safepoint.format.extent import Box
 from safepoint.format.index import Chunk, Tensor
 from safepoint.restoring import read as reading
 from safepoint.restoring import runs
 from safepoint.restoring.arrival import Arrival, BoxKey
 from safepoint.restoring.boxes import StoredBox
-from safepoint.restoring.plan import TensorRead, plan_reads
+from safepoint.restoring.plan import ChunkRead, TensorRead, plan_reads
 from safepoint.restoring.read import read
 from safepoint.restoring.runs import batches_of
 from safepoint.state.item import Target
@@ -140,6 +141,49 @@ def test_small_tensors_that_follow_each_other_are_one_run(chance: random.Random)
     (batch,) = batches_of(file.plan(whole))
     (run,) = batch.runs()
     assert (run.offset_bytes, len(run.parts)) == (100, 50)
+
+
+def expected_runs(parts: Sequence[tuple[int, ChunkRead]], most_bytes: int) -> list[list[tuple[int, ChunkRead]]]:
+    """Return chunks by runs, each as long as it may be."""
+    found: list[list[tuple[int, ChunkRead]]] = []
+    for number, chunk in parts:
+        last = found[-1][-1][1] if found else None
+        end = last and (last.path, last.offset_bytes + last.size_bytes)
+        is_in_place = last is not None and last.begin is not None and chunk.begin is not None
+        is_next = end == (chunk.path, chunk.offset_bytes) and is_in_place
+        if is_next and sum(one.size_bytes for _, one in [*found[-1], (0, chunk)]) <= most_bytes:
+            found[-1].append((number, chunk))
+        else:
+            found.append([(number, chunk)])
+    return found
+
+
+def test_a_run_ends_at_a_hole_another_file_a_chunk_needed_in_part_and_its_greatest_length(
+    chance: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "RUN_BYTES", 90)
+    counts = set()
+    for number in range(400):
+        odds = chance.choice((0.0, 0.0, 0.1)), chance.choice((0.0, 0.1)), chance.choice((0.0, 0.1))
+        end, path, tensors = 40, "f", []
+        for name in range(chance.randint(1, 9)):
+            chunks = []
+            for _ in range(1 if number % 3 else chance.randint(0, 2)):
+                end += chance.random() < odds[0]
+                path = "g" if chance.random() < odds[1] else path
+                begin = None if chance.random() < odds[2] else 0
+                size = chance.randint(1, 25)
+                chunks.append(ChunkRead(path, end, size, (0, 1), "0" * 32, Box((0,), (1,)), (0,), begin))
+                end += size
+            tensors.append(TensorRead("model", f"w{name}", 1, (), tuple(chunks)))
+        parts = [(number, chunk) for number, tensor in enumerate(tensors) for chunk in tensor.chunks]
+        found = list(runs.Batch(tuple(tensors)).runs())
+        assert [list(run.parts) for run in found] == expected_runs(parts, 90)
+        assert all(
+            (run.path, run.offset_bytes) == (run.parts[0][1].path, run.parts[0][1].offset_bytes) for run in found
+        )
+        counts.add(len(found))
+    assert {1, 2, 3} < counts
 
 
 @pytest.mark.parametrize("target_of", [whole, halves])

@@ -17,6 +17,7 @@ from operator import attrgetter
 from types import TracebackType
 
 from safepoint.restoring.arrival import MOST_RANGES
+from safepoint.restoring.live import are_in_place
 from safepoint.restoring.plan import TensorRead
 from safepoint.restoring.runs import RUN_BYTES, Batch, Run
 from safepoint.state.far import Carrier, Trip, far_targets, pinned
@@ -83,7 +84,7 @@ def landing_of(reads: Sequence[TensorRead]) -> Landing | None:
 
     New tensors are made here. To be called in the thread of the training.
     """
-    if not any(map(is_temporary, map(_TARGET, chain.from_iterable(map(_BOXES, reads))))):
+    if are_in_place(map(_TARGET, chain.from_iterable(map(_BOXES, reads)))):
         return None
     may_land = [read for read in reads if _may_land(read)]
     far = far_targets([read.targets[0].target for read in may_land])

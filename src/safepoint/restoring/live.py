@@ -6,8 +6,8 @@ one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, repeat
 from typing import Any, Protocol
 
 from safepoint.state.item import Place, Source, Target, placed
@@ -44,6 +44,11 @@ def commit(targets: Sequence[Target]) -> list[Place | None]:
     for kind, run in _by_type(targets, "commit_all"):
         found += [one.commit() for one in run] if kind is None else kind.commit_all(run)
     return found
+
+
+def are_in_place(targets: Iterable[Target]) -> bool:
+    """Return whether none of the targets has memory that is given back when it is committed; see `is_temporary`."""
+    return all(map(getattr, targets, repeat("is_in_place"), repeat(False)))
 
 
 def places_of(sources: Sequence[Source]) -> list[Place | None]:

@@ -29,7 +29,7 @@ from safepoint.restoring.arrival import Arrival, BoxKey, arrivals_of
 from safepoint.restoring.boxes import copy_overlap
 from safepoint.restoring.checking import check_run
 from safepoint.restoring.landing import Landing, landing_of
-from safepoint.restoring.live import commit, memories_of
+from safepoint.restoring.live import are_in_place, commit, memories_of
 from safepoint.restoring.plan import ChunkRead, TensorRead
 from safepoint.restoring.runs import RUN_BYTES, Batch, Run, batches_of
 from safepoint.restoring.workers import Workers
@@ -104,7 +104,7 @@ def _read_near(
         buffers = deque(aligned_buffer(TRANSFER_BYTES) for _ in range(max(count, 1)))
         for batch in batches_of(reads, near=near):
             targets = list(map(_TARGET, chain.from_iterable(map(_BOXES, batch.tensors))))
-            held_bytes = sum(target.nbytes for target in targets if is_temporary(target))
+            held_bytes = 0 if are_in_place(targets) else sum(one.nbytes for one in targets if is_temporary(one))
             while begun and (len(begun) == _MOST_BATCHES or _sum_of(begun) + held_bytes > _MOST_HELD_BYTES):
                 total += _finish(begun.popleft(), workers, arrivals)
             memories = memories_of(targets)

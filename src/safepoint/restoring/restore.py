@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -49,6 +50,7 @@ MIXED = (
     "The live objects may hold a mixture of states: restore a good checkpoint into them, or make them anew, before "
     "they are used."
 )
+_NAMED: Callable[[TensorRead], tuple[str, str]] = attrgetter("item", "name")
 _NOT_TAKEN = "Make the object's state_dict() return what its load_state_dict() was given."
 
 
@@ -259,8 +261,9 @@ def _restore_one(
         near = ahead.end()
         context.on_touch()
         outcome.is_mixed = True
-        written_before = outcome.touched - {(one.item, one.name) for one in reads}
-        outcome.touched |= {(one.item, one.name) for one in reads}
+        named = set(map(_NAMED, reads))
+        written_before = outcome.touched - named
+        outcome.touched |= named
         arrivals: dict[BoxKey, Arrival] = {}
         taken = arrivals if context.reads_back else None
         counts = ranks.joined(

@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import add, attrgetter
 from types import MappingProxyType
 
 from safepoint.restoring.plan import ChunkRead, TensorRead
 
 RUN_BYTES = 8 << 20
+
+_CHUNKS = attrgetter("chunks")
+_PATH, _BEGIN, _OFFSET_BYTES, _SIZE_BYTES = map(attrgetter, ("path", "begin", "offset_bytes", "size_bytes"))
 
 # A chunk, and the number of its tensor in the batch.
 Part = tuple[int, ChunkRead]
@@ -40,6 +45,10 @@ class Batch:
 
     def runs(self) -> Iterator[Run]:
         """Yield the stretches of files that hold the tensors' chunks."""
+        whole = self._in_one_run()
+        if whole is not None:
+            yield whole
+            return
         open_parts: list[Part] = []
         end, room = -1, 0
         for part in ((number, chunk) for number, tensor in enumerate(self.tensors) for chunk in tensor.chunks):
@@ -53,6 +62,17 @@ class Batch:
             room = room - chunk.size_bytes if chunk.begin is not None else 0
         yield from _closed(open_parts)
 
+    def _in_one_run(self) -> Run | None:
+        """Return all chunks as one run where each tensor has one and each follows the one before it; else None."""
+        counts = set(map(len, map(_CHUNKS, self.tensors)))
+        chunks = list(chain.from_iterable(map(_CHUNKS, self.tensors))) if counts == {1} else []
+        if len(set(map(_PATH, chunks))) != 1 or None in map(_BEGIN, chunks):
+            return None
+        offsets, sizes = list(map(_OFFSET_BYTES, chunks)), list(map(_SIZE_BYTES, chunks))
+        if sum(sizes) > RUN_BYTES or list(map(add, offsets, sizes))[:-1] != offsets[1:]:
+            return None
+        return Run(chunks[0].path, offsets[0], tuple(enumerate(chunks)))
+
 
 def batches_of(reads: Sequence[TensorRead], *, near: Mapping[str, int] = MappingProxyType({})) -> Iterator[Batch]:
     """Yield all tensors of a plan: large ones first, small ones as they lie on disk; those that are near in between.
@@ -61,12 +81,16 @@ def batches_of(reads: Sequence[TensorRead], *, near: Mapping[str, int] = Mapping
         reads: The plan.
         near: Up to which byte files are near, by path.
     """
-    sizes = [sum(chunk.size_bytes for chunk in read.chunks) for read in reads]
+    sizes = [read.chunks[0].size_bytes if len(read.chunks) == 1 else _size_of(read) for read in reads]
     large = [number for number, size in enumerate(sizes) if size >= RUN_BYTES]
     large.sort(key=lambda number: -sizes[number])
     yield from _mixed([Batch((reads[number],)) for number in large], near)
     small = [(read, size) for read, size in zip(reads, sizes, strict=True) if size < RUN_BYTES]
     yield from _mixed(list(_gathered(small)), near)
+
+
+def _size_of(read: TensorRead) -> int:
+    return sum(map(_SIZE_BYTES, read.chunks))
 
 
 def _gathered(small: Sequence[tuple[TensorRead, int]]) -> Iterator[Batch]:
