@@ -28,6 +28,7 @@ from safepoint.state.optimizers import OptimizerItem
 from safepoint.state.registry import Registry
 from safepoint.state.sight import Sight
 from safepoint.state.stateful import PlainItem
+from safepoint.state.tensors import TensorSource
 from safepoint.state.tree import flatten, unflatten
 from tests.state.changes import CHANGES, Run
 from tests.state.roundtrip import Stored
@@ -41,6 +42,10 @@ def content(captured: CapturedItem) -> tuple[object, ...]:
         one.source.copy_into(memoryview(data))
         memory = one.source.in_place()
         assert memory is None or bytes(memory) == bytes(data)
+        if isinstance(one.source, TensorSource):
+            unseen = msgspec.structs.replace(one.source, address=None)
+            assert TensorSource.addresses([one.source]) == TensorSource.addresses([unseen])
+            assert one.source.address is None or [one.source.address] == TensorSource.addresses([unseen])
         tensors.append((one.spec, one.is_leaders, bytes(data)))
     return captured.type, captured.tree, tensors, captured.division, captured.leaders
 
@@ -117,6 +122,15 @@ def test_a_state_of_equal_facts_is_not_drafted_again(monkeypatch: pytest.MonkeyP
     remembered(registry)
 
     assert drafts == []
+
+
+def test_a_second_capture_says_where_memory_begins_that_holds_what_is_stored() -> None:
+    held = {"a": torch.ones(3), "b": torch.ones(2, 2)}
+    item = PlainItem("plain", held)
+    item.capture()
+
+    seen: list[Any] = [one.source for one in item.capture().tensors]
+    assert [one.address for one in seen] == [one.data_ptr() for one in held.values()]
 
 
 def test_what_is_remembered_keeps_no_tensor_alive() -> None:

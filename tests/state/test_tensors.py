@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from safepoint.errors import InternalError, RequestError, TornSnapshotError
 from safepoint.format.dtypes import DTYPES
 from safepoint.state.item import TensorSpec
+from safepoint.state.memory import direct_addresses, hold_memory
 from safepoint.state.targets import InPlaceTarget, NewTensorTarget
 from safepoint.state.tensors import (
     TensorSource,
@@ -218,3 +219,17 @@ def test_of_many_only_those_have_an_address_whose_bytes_lie_as_they_are_stored(o
     sources = [TensorSource(plain), TensorSource(other), TensorSource(plain)]
     assert TensorSource.addresses(sources) == [plain.data_ptr(), 0, plain.data_ptr()]
     assert [held and held.address for held in TensorSource.hold(sources)] == [plain.data_ptr(), None, plain.data_ptr()]
+
+
+def test_memory_is_asked_for_anew_where_a_tensor_has_moved_since_it_was_seen() -> None:
+    still, moved, turned = torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3)
+    tensors = [still, moved, turned]
+    before = direct_addresses(tensors)
+
+    assert direct_addresses(tensors, before=before) == before
+    moved.data = torch.zeros(2, 3)
+    turned.data = torch.zeros(3, 2).t()
+
+    found = direct_addresses(tensors, before=before)
+    assert found == [still.data_ptr(), moved.data_ptr(), 0] != before
+    assert [held and held.address for held in hold_memory(tensors, before=before)] == [*found[:2], None]

@@ -36,7 +36,7 @@ class Live:
         self._entries, self._spans = form.entries, form.spans
         self._carrier = far.carrier if far is not None else None
         self.far = frozenset(form.spans.places_of(far.numbers).tolist() if far is not None else ())
-        self.sources: Sequence[Source] = [sources[number] for number in form.spans.numbers]
+        self.sources: Sequence[Source] = list(map(sources.__getitem__, form.spans.numbers))
         self.held: dict[int, Held] = {}
         self.torn: list[int] = []
 

@@ -16,7 +16,7 @@ import torch
 from safepoint.format.leaves import Open, OpenScalar
 from safepoint.format.stencil import Stencil, encode_text
 from safepoint.state.numbers import bytes_of_scalars
-from safepoint.state.shards import memory_of
+from safepoint.state.shards import memories_of
 from safepoint.state.tensors import dtype_name
 
 # Values without parts, which may be one object in many places by chance.
@@ -98,7 +98,7 @@ def device_kind(tensor: torch.Tensor) -> str:
 
 def texts_of(scalars: Sequence[torch.Tensor]) -> list[bytes]:
     """Return the texts of tensors of one value now."""
-    read = bytes_of_scalars(list(map(memory_of, scalars)))
+    read = bytes_of_scalars(memories_of(scalars))
     # Nearly all are counts of steps, and equal.
     texts = {data: b'"%b"' % data.hex().encode("ascii") for data in set(read)}
     return list(map(texts.__getitem__, read))

@@ -21,7 +21,7 @@ from safepoint.format.stencil import Stencil, encode_text
 from safepoint.state.boxes import LocalBox
 from safepoint.state.draft import Draft, text_of, texts_of
 from safepoint.state.item import CapturedItem, CapturedTensor, TensorSpec
-from safepoint.state.memory import all_writes_of, versions_of
+from safepoint.state.memory import all_writes_of, are_direct, versions_of
 from safepoint.state.shards import boxes_of, captured, division_of, view_of
 from safepoint.state.sight import Sight
 from safepoint.state.tensors import TensorSource, are_distributed, is_distributed
@@ -43,6 +43,7 @@ class _KeptTensors(msgspec.Struct, frozen=True):
     """Hold in columns what is said of stored boxes; `places` are those of their tensors among the ones of a look.
 
     `views` tell, by the number of a box, which part of its tensor's memory it is, where it is not all of it.
+    `are_direct` is whether each box is all of it, and that is host memory which holds it as it is stored.
     """
 
     specs: list[TensorSpec]
@@ -50,6 +51,7 @@ class _KeptTensors(msgspec.Struct, frozen=True):
     is_leaders: list[bool]
     places: list[int]
     views: dict[int, _Stretch | LocalBox]
+    are_direct: bool = False
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -145,16 +147,17 @@ class Memo:
 
 def _seen(kept: _KeptTensors, sight: Sight) -> tuple[CapturedTensor, ...]:
     """Return what is kept of stored tensors, with their versions and memory as they are seen."""
-    memories = [sight.memories[place] for place in kept.places]
+    memories = list(map(sight.memories.__getitem__, kept.places))
+    addresses = map(sight.addresses.__getitem__, kept.places) if kept.are_direct else repeat(None)
     for number, part in kept.views.items():
         memories[number] = _part_of(memories[number], part)
     if sight.memories is sight.tensors:
-        sources = map(TensorSource, memories, kept.wheres, versions_of(memories))
+        sources = map(TensorSource, memories, kept.wheres, versions_of(memories), repeat(None), addresses)
     else:
         tensors = [sight.tensors[place] for place in kept.places]
         told = zip(tensors, are_distributed(tensors), strict=True)
         counters = [one if is_divided else None for one, is_divided in told]
-        sources = map(TensorSource, memories, kept.wheres, all_writes_of(memories, counters), counters)
+        sources = map(TensorSource, memories, kept.wheres, all_writes_of(memories, counters), counters, addresses)
     return tuple(map(CapturedTensor, kept.specs, sources, kept.is_leaders))
 
 
@@ -180,7 +183,8 @@ def _kept_tensors(
 ) -> _KeptTensors:
     if sight.memories is sight.tensors and set(map(_PART, names)) == {None}:
         specs, wheres = list(map(_SPEC, item.tensors)), list(map(_WHERE, item.tensors))
-        return _KeptTensors(specs, wheres, list(map(_IS_LEADERS, item.tensors)), list(map(_PLACE, names)), {})
+        leaders, places = list(map(_IS_LEADERS, item.tensors)), list(map(_PLACE, names))
+        return _KeptTensors(specs, wheres, leaders, places, {}, are_direct(sight.memories))
     kept = _KeptTensors([], [], [], [], {})
     found = iter(item.tensors)
     for name, place, part in names:

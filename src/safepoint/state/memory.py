@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import add, attrgetter
 from typing import Any
 
@@ -19,6 +19,7 @@ _STRIDED = frozenset({torch.strided})
 _Memory = ctypes.c_char * sys.maxsize
 
 _IS_CPU = attrgetter("is_cpu")
+_LOCATE: Callable[[torch.UntypedStorage], Callable[[], int]] = attrgetter("data_ptr")
 _VERSION = attrgetter("_version")
 
 
@@ -32,27 +33,38 @@ def is_dense(live: torch.Tensor) -> bool:
     return live.is_contiguous() and not live.is_conj() and not live.is_neg()
 
 
-def direct_addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return where the memory of each tensor begins; 0 for one that does not hold its values in stored form."""
+def are_direct(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether the memory of each tensor is host memory, and holds its values in stored form."""
     kind = torch.Tensor
-    if (
+    return (
         all(map(_IS_CPU, tensors))
         and all(map(kind.is_contiguous, tensors))
         and not any(map(kind.is_conj, tensors))
         and not any(map(kind.is_neg, tensors))
-    ):
-        return list(map(kind.data_ptr, tensors))
-    return [one.data_ptr() if is_direct(one, one.dtype) else 0 for one in tensors]
+    )
 
 
-def hold_memory(tensors: Sequence[torch.Tensor]) -> list[Held | None]:
+def direct_addresses(tensors: Sequence[torch.Tensor], *, before: Sequence[int | None] = ()) -> list[int]:
+    """Return where the memory of each tensor begins; 0 for one that does not hold its values in stored form.
+
+    Args:
+        tensors: The tensors.
+        before: Where each was seen to begin when it held them so: if all still begin there, no more is asked.
+    """
+    begins = list(map(torch.Tensor.data_ptr, tensors))
+    if begins == before or are_direct(tensors):
+        return begins
+    return [begin if is_direct(one, one.dtype) else 0 for one, begin in zip(tensors, begins, strict=True)]
+
+
+def hold_memory(tensors: Sequence[torch.Tensor], *, before: Sequence[int | None] = ()) -> list[Held | None]:
     """Return where the memory of each tensor begins, and keep it there; None where `direct_addresses` returns 0."""
-    found: list[Held | None] = []
-    for tensor, address in zip(tensors, direct_addresses(tensors), strict=True):
-        # Not the tensor, because a parameter may be given other memory, by `data =`.
-        locate = tensor.untyped_storage().data_ptr if address else None
-        found.append(Held(address, locate(), locate) if locate else None)
-    return found
+    addresses = direct_addresses(tensors, before=before)
+    # Not the tensors, because a parameter may be given other memory, by `data =`.
+    storages = list(map(torch.Tensor.untyped_storage, tensors))
+    begins = map(torch.UntypedStorage.data_ptr, storages)
+    held = map(Held, addresses, begins, map(_LOCATE, storages))
+    return [one if one.address else None for one in held]
 
 
 def as_bytes(dense: torch.Tensor) -> torch.Tensor:

@@ -48,9 +48,9 @@ class Sight:
     """Look at a state, part after part; then `close`.
 
     `facts` are comparable; `tensors` are all that were met, each once, and `memories` what each has of this rank's
-    memory; `atoms` are the values without parts that are no texts, `scalars` the tensors of one value, both in the
-    order in which they were met. `repeated` are the ids of what was met more than once. `is_known` is whether the facts
-    tell all; `traits` are then those of the memories.
+    memory; `atoms` are the values without parts that are no texts, `scalars` the tensors
+    of one value, both in the order in which they were met. `repeated` are the ids of what was met more than once.
+    `is_known` is whether the facts tell all; `traits` are then those of the memories.
 
     Args:
         before: The traits that were seen the time before: what is found to be the same is not asked for.
@@ -85,6 +85,11 @@ class Sight:
         # Which lists and dicts were met, in this order: what is one object in two places is stored once.
         self._numbers: dict[int, int] = {}
         self._open: set[int] = set()
+
+    @property
+    def addresses(self) -> list[int]:
+        """Return where each memory begins, if the facts tell all."""
+        return self._places[0]
 
     @classmethod
     def of(cls, value: object, before: Traits | None = None) -> Sight:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from safepoint.errors import RequestError
 from safepoint.state.item import Owned
 from safepoint.state.memory import ranges_of
-from safepoint.state.shards import local_of, memory_of
+from safepoint.state.shards import local_of, memories_of
 from safepoint.state.tensors import is_distributed
 
 # Hooks whose monitor was dropped. Its finalizer may run wherever the garbage collector does, also while torch iterates
@@ -71,7 +71,7 @@ class StepMonitor:
         parameters = [
             one for optimizer in self._stepped.values() for group in optimizer.param_groups for one in group["params"]
         ]
-        ranges = sorted(set(ranges_of(list(map(memory_of, parameters)))))
+        ranges = sorted(set(ranges_of(memories_of(parameters))))
         return Owned(frozenset(self._stepped), tuple(begin for begin, _ in ranges), tuple(end for _, end in ranges))
 
     def owned_bytes(self, *, world_size: int) -> int:

@@ -60,7 +60,7 @@ _WORD_BYTES = 8
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 _TENSOR, _NBYTES = attrgetter("tensor"), attrgetter("tensor.nbytes")
 _IS_NEAR = attrgetter("tensor.is_cpu")
-_NOTED, _COUNTER = attrgetter("version"), attrgetter("counter")
+_NOTED, _COUNTER, _ADDRESS = attrgetter("version"), attrgetter("counter"), attrgetter("address")
 
 
 class TensorSource(msgspec.Struct, frozen=True, gc=False):
@@ -72,12 +72,14 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
         version: The version at the boundary; it counts what is written in place. None where there is none.
         counter: A tensor that counts as well: a distributed one counts what is written through it, and its local
             memory does not.
+        address: Where its bytes were seen to begin, if that was host memory that held them as they are stored.
     """
 
     tensor: torch.Tensor
     name: str = ""
     version: int | None = None
     counter: torch.Tensor | None = None
+    address: int | None = None
 
     @classmethod
     def of(cls, tensor: torch.Tensor, name: str, *, counter: torch.Tensor | None = None) -> TensorSource:
@@ -120,7 +122,7 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
     @staticmethod
     def addresses(sources: Sequence[TensorSource]) -> list[int]:
         """Return where the bytes of each lie; see `safepoint.state.item.SourceType`."""
-        return direct_addresses(list(map(_TENSOR, sources)))
+        return direct_addresses(list(map(_TENSOR, sources)), before=list(map(_ADDRESS, sources)))
 
     @staticmethod
     def sizes(sources: Sequence[TensorSource]) -> list[int]:
@@ -130,7 +132,7 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
     @staticmethod
     def hold(sources: Sequence[TensorSource]) -> list[Held | None]:
         """Return where the bytes of each lie, and keep them there; see `safepoint.state.item.Held`."""
-        return hold_memory(list(map(_TENSOR, sources)))
+        return hold_memory(list(map(_TENSOR, sources)), before=list(map(_ADDRESS, sources)))
 
     @staticmethod
     def are_unwritten(sources: Sequence[TensorSource]) -> bool:
@@ -163,7 +165,9 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
 
     def rows(self, start: int, stop: int) -> TensorSource:
         """Return the source of some rows; a tensor without an axis has one."""
-        return msgspec.structs.replace(self, tensor=self.tensor.detach()[start:stop]) if self.tensor.dim() else self
+        if not self.tensor.dim():
+            return self
+        return msgspec.structs.replace(self, tensor=self.tensor.detach()[start:stop], address=None)
 
     def checksum(self) -> int:
         """Add the elements up on the tensor's device."""
