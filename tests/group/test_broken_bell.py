@@ -173,6 +173,7 @@ def test_a_leader_that_can_take_no_more_asks_once_and_hears_those_it_has(bells: 
 
 def test_what_has_nothing_to_read_or_was_dropped_is_passed_over_and_asked_no_more() -> None:
     side = socket_bell._Leader(1, "a", "b")
+    assert side._door.gettimeout() == 0
     near, far = socket.socketpair()
     near.setblocking(False)
     number = near.fileno()
