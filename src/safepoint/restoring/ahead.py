@@ -69,17 +69,21 @@ class Ahead:
         return {self.path: self._asked_bytes}
 
     def _ask(self, storage: Foreseeing) -> None:
-        try:
+        # Whoever reads a file is told what went wrong with it.
+        with suppress(SafepointError):
             for path in (*self._before, self.path):
-                with closing(storage.foresee(path, _STEP_BYTES)) as steps:
-                    for end_bytes in steps:
-                        if self._is_over.is_set() or end_bytes > _MOST_BYTES:
-                            return
-                        # A step under way counts as well: to read its bytes a second time would take longer.
-                        self._asked_bytes = end_bytes if path == self.path else 0
-        except SafepointError:
-            # Whoever reads the file is told.
-            return
+                if not self._ask_for(storage, path):
+                    return
+
+    def _ask_for(self, storage: Foreseeing, path: str) -> bool:
+        """Ask for one file, step by step, and return whether there is reason to ask for more."""
+        with closing(storage.foresee(path, _STEP_BYTES)) as steps:
+            for end_bytes in steps:
+                if self._is_over.is_set() or end_bytes > _MOST_BYTES:
+                    return False
+                # A step under way counts as well: to read its bytes a second time would take longer.
+                self._asked_bytes = end_bytes if path == self.path else 0
+        return True
 
 
 def likely_ahead(storage: Storage) -> Ahead:
