@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from safepoint.cli.display import JsonOption, print_facts, print_json, print_line, print_table, print_title
-from safepoint.cli.source import choose, open_source
+from safepoint.catalog import Generation
+from safepoint.cli.display import (
+    JsonOption,
+    print_facts,
+    print_json,
+    print_line,
+    print_table,
+    print_title,
+    reading_bar,
+)
+from safepoint.cli.source import Source, choose, open_source
+from safepoint.errors import CorruptionError
 from safepoint.restoring.compare import Comparison, TensorComparison, compare_checkpoints
+from safepoint.restoring.verify import verify_generation
 
 _MOST_ROWS = 50
+_MOST_FINDINGS_TOLD = 10
 
 
 def register(app: typer.Typer) -> None:
@@ -23,26 +37,73 @@ def _diff(
     first: Annotated[str, typer.Argument(metavar="RUN@A")],
     second: Annotated[str, typer.Argument(metavar="RUN@B")],
     tells_all: Annotated[bool, typer.Option("--all", help="Print all tensors and values, however many.")] = False,
+    trusts_records: Annotated[
+        bool,
+        typer.Option(
+            "--trust-records", help="Read no bytes whose recorded digests are equal: damage to them is not seen."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two checkpoints, of one run or of two. Ends with 0 when all bits are equal, with 1 when some are not."""
+    """Compare two checkpoints, of one run or of two, having read and checked every byte of both.
+
+    Ends with 0 when all bits are equal, and with 1 when some are not or a checkpoint is damaged.
+    """
     one, other = open_source(first), open_source(second)
     generations = choose(one), choose(other)
+    sides = list(zip((one, other), generations, strict=True))
+    if trusts_records:
+        _check_sizes(sides)
+    else:
+        _check_bytes(sides, is_shown=not as_json and sys.stderr.isatty())
     comparison = compare_checkpoints(one.storage, generations[0], other.storage, generations[1])
     if as_json:
-        print_json(_as_json(comparison, generations[0].text, generations[1].text))
+        answer = _as_json(comparison, generations[0].text, generations[1].text)
+        print_json(answer | {"bytes_checked": not trusts_records})
+    elif comparison.is_equal:
+        counts = f"{len(comparison.tensors)} tensors in {len(comparison.items)} items"
+        read = "recorded digests are equal" if trusts_records else "bits are equal"
+        print_line(f"all {read}: {counts}" + ("; what they speak of was not read" if trusts_records else ""))
     else:
-        names = [f"{side.url}@{entry.name.step}" for side, entry in zip((one, other), generations, strict=True)]
+        names = [f"{side.url}@{entry.name.step}" for side, entry in sides]
         _print_comparison(comparison, names[0], names[1], tells_all=tells_all)
     if not comparison.is_equal:
         raise typer.Exit(1)
 
 
+def _check_bytes(sides: Sequence[tuple[Source, Generation]], *, is_shown: bool) -> None:
+    """Read every byte of both checkpoints; raise `CorruptionError` with what does not hold of either."""
+    findings, damaged = list[str](), list[str]()
+    for source, generation in sides:
+        with reading_bar(f"step {generation.name.step}", is_shown=is_shown) as on_progress:
+            report = verify_generation(source.storage, generation, on_progress=on_progress)
+        place = f"{source.url}@{generation.name.step}"
+        findings += [f"{place}: {finding}" for finding in report.findings]
+        damaged += [place] * (not report.holds)
+    if findings:
+        told = "\n  - ".join(["", *findings[:_MOST_FINDINGS_TOLD]])
+        left = len(findings) - _MOST_FINDINGS_TOLD
+        raise CorruptionError(
+            "what is damaged is not compared",
+            where=" and ".join(dict.fromkeys(damaged)),
+            found=told + (f"\n  - and {left} more" if left > 0 else ""),
+            remedy="`safepoint verify` tells all; --trust-records compares what the records say.",
+        )
+
+
+def _check_sizes(sides: Sequence[tuple[Source, Generation]]) -> None:
+    """Raise `CorruptionError` where a file is missing, or has another size than its record says."""
+    for source, generation in sides:
+        refusal = generation.refusal
+        if refusal is not None:
+            where = f"{source.url}@{generation.name.step}"
+            raise CorruptionError(
+                "what is damaged is not compared", where=where, found=f"{refusal.file}: {refusal.reason}"
+            )
+
+
 def _print_comparison(comparison: Comparison, first: str, second: str, *, tells_all: bool) -> None:
     limit = len(comparison.tensors) + len(comparison.plain) if tells_all else _MOST_ROWS
-    if comparison.is_equal:
-        print_line(f"all bits are equal: {len(comparison.tensors)} tensors in {len(comparison.items)} items")
-        return
     print_table(
         ["item", "tensors", "equal", "differ", "greatest difference", "plain values that differ"],
         [_item_row(comparison, item) for item in comparison.items],

@@ -6,10 +6,11 @@ start.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -110,6 +111,21 @@ def age_text(seconds: float | None) -> str:
         if seconds >= span:
             return f"{int(seconds // span)} {name}"
     return f"{int(max(seconds, 0))} s"
+
+
+@contextlib.contextmanager
+def reading_bar(label: str, *, is_shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how much was read, on standard error; yield what takes (bytes read, bytes in all), None where not shown."""
+    if not is_shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _printable(text: str) -> str:

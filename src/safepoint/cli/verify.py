@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 
 from safepoint.ambient import SystemAmbient
 from safepoint.catalog import Generation, GenerationState, examine_all
-from safepoint.cli.display import JsonOption, print_json, print_line, size_text, warn
+from safepoint.cli.display import JsonOption, print_json, print_line, reading_bar, size_text, warn
 from safepoint.cli.repair import print_repair_plan
 from safepoint.cli.source import Source, choose, open_source
 from safepoint.errors import NotFoundError, RequestError, StorageError
@@ -48,7 +47,7 @@ def _verify(
         raise RequestError("a repair plan is one of a whole run", where=source, expected=opened.url)
     reports = []
     for generation in _chosen(opened, verifies_all or plans_repair):
-        with _progress(generation, is_shown=not as_json and sys.stderr.isatty()) as on_progress:
+        with reading_bar(f"step {generation.name.step}", is_shown=not as_json and sys.stderr.isatty()) as on_progress:
             report = verify_generation(opened.storage, generation, on_progress=on_progress)
         is_verified = is_noted and _note(opened, report)
         reports.append((generation, report, is_verified))
@@ -133,17 +132,3 @@ def _as_json(generation: Generation, report: Verification, is_verified: bool) ->
             for finding in report.findings
         ],
     }
-
-
-@contextlib.contextmanager
-def _progress(generation: Generation, *, is_shown: bool) -> Iterator[Callable[[int, int], None] | None]:
-    if not is_shown:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn(f"step {generation.name.step}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

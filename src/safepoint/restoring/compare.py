@@ -1,6 +1,7 @@
 """Compare: what two checkpoints have in common, item by item and tensor by tensor.
 
-1. Tensors whose chunks have equal rows and digests are equal; they are not read.
+1. Tensors whose chunks have equal rows and digests are equal; they are not read. That their bytes are what the
+   records say is for the caller to see to, by `verify_generation`.
 2. What is read is checked by digest first: a difference is never damage.
 3. At most one chunk of each side is held; a tensor that the two sides cut into other boxes is held whole.
 """
