@@ -319,7 +319,8 @@ class Circumstances:
         else:
             self._late |= self._moved_schedules()
         for name in sorted(self._late):
-            reasons[f"{name}.late"] = f"{name!r} was stepped after after_update(); step it before"
+            remedy = "step it before that, or close the epoch with end_epoch() where it steps once an epoch"
+            reasons[f"{name}.late"] = f"{name!r} was stepped after after_update(): {remedy}"
         return {**reasons, **self.afterwards.reasons}
 
     def _tells_position(self) -> bool:

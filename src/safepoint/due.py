@@ -92,7 +92,12 @@ class DueSaves:
         """
         progress = self._boundary.progress
         if not progress.epoch_end_due:
-            raise RequestError("no epoch has come to its end", found=f"step {progress.step}, {progress}")
+            raise RequestError(
+                "no epoch has come to its end",
+                expected="the last batch of a loader that is iterated by manager.batches()",
+                found=f"step {progress.step}, {progress}",
+                remedy="Iterate over manager.batches(loader), or leave end_epoch() out where nothing tells of epochs.",
+            )
         self.metrics = {**self.metrics, **metrics}
         self._boundary.end_epoch()
         self.closes_epochs = True

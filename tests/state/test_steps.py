@@ -32,6 +32,33 @@ def test_steps_of_registered_optimizers_are_counted_and_guarded() -> None:
     assert (monitor.counts(), guarded) == ({"ours": 2}, [1, 1])
 
 
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer that leaves all to another one, as Accelerate makes them: it has no step of its own to hook."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> list[dict[str, object]]:
+        return self.inner.param_groups
+
+    def step(self, closure: None = None) -> None:
+        self.inner.step(closure)
+
+
+def test_steps_of_an_optimizer_in_a_registered_wrapper_are_those_of_the_wrapper() -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    wrapped, other = Wrapper(torch.optim.SGD([parameter])), Wrapper(torch.optim.SGD([parameter]))
+    monitor, guarded = StepMonitor({"wrapped": wrapped}), []
+    monitor.guard(lambda: guarded.append(1))
+    wrapped.step()
+    other.step()
+    assert (monitor.counts(), guarded) == ({"wrapped": 1}, [1])
+    monitor.reset()
+    assert monitor.owned().optimizers == frozenset({"wrapped"})
+    monitor.close()
+
+
 def hooks_without_abandoned() -> int:
     """The next monitor takes off what dropped ones left."""
     gc.collect()

@@ -143,7 +143,7 @@ def find_unmet(candidates: Sequence[Candidate], policy: Keep) -> str:
         return ""
     known = sorted({name for entry in good for name in entry.metrics})
     there = f"they have {', '.join(known[:_MOST_LISTED])}" if known else "they have no metrics"
-    return f"no checkpoint has a finite value of {metric!r}, so none is kept as the best by it; {there}"
+    return f"no checkpoint has a finite value of {metric!r} yet, so none is kept as the best by it; {there}"
 
 
 def has_two_copies(kept: Sequence[frozenset[tuple[str, str]]]) -> bool:

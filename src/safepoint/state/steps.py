@@ -3,6 +3,8 @@
 Hooks on the optimizers' own step are the only reliable sign that parameters change: fused kernels do not advance a
 tensor's version. torch keeps these hooks for the whole process, so they refer to their monitor weakly: a monitor that
 is dropped without `close` keeps no object alive, and the next monitor takes its hooks off.
+
+A registered optimizer may wrap another one, which then steps in its place: they share their list of groups.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class StepMonitor:
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
-        self._counts: dict[int, int] = {}
+        self._counts: dict[str, int] = {}
         self._stepped: dict[str, torch.optim.Optimizer] = {}
         self._guards: list[Callable[[], object]] = []
         self._barriers: list[Callable[[], object]] = []
@@ -44,7 +46,7 @@ class StepMonitor:
 
     def counts(self) -> dict[str, int]:
         """Return the number of steps of each registered optimizer since the last `reset`, zeros included."""
-        return {name: self._counts.get(id(one), 0) for name, one in self._optimizers.items()}
+        return {name: self._counts.get(name, 0) for name in self._optimizers}
 
     def check_not_moved(self, step: int) -> None:
         """Raise `RequestError` when an optimizer has stepped since the boundary of a step."""
@@ -60,7 +62,7 @@ class StepMonitor:
 
     def reset(self) -> None:
         """Begin to count anew, at a boundary."""
-        self._stepped = {name: one for name, one in self._optimizers.items() if self._counts.get(id(one))}
+        self._stepped = {name: one for name, one in self._optimizers.items() if self._counts.get(name)}
         self._counts.clear()
 
     def owned(self) -> Owned:
@@ -100,17 +102,22 @@ class StepMonitor:
         """Call the barriers and, if the optimizer is registered, the guards."""
         for callback in self._barriers:
             callback()
-        if self._is_registered(optimizer):
+        if self._name_of(optimizer) is not None:
             for callback in self._guards:
                 callback()
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step, if the optimizer is registered."""
-        if self._is_registered(optimizer):
-            self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        name = self._name_of(optimizer)
+        if name is not None:
+            self._counts[name] = self._counts.get(name, 0) + 1
 
-    def _is_registered(self, optimizer: torch.optim.Optimizer) -> bool:
-        return any(one is optimizer for one in self._optimizers.values())
+    def _name_of(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """Return the name of a registered optimizer, or of one that has its groups; None for another one."""
+        for name, one in self._optimizers.items():
+            if one is optimizer or one.param_groups is optimizer.param_groups:
+                return name
+        return None
 
 
 def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
