@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from safepoint.ambient import Ambient
 from safepoint.errors import TornSnapshotError
@@ -30,11 +30,12 @@ class Behind:
         self._pid, self._boundary = ambient.pid(), threading.RLock()
         self._passed = 0
 
-    @contextmanager
-    def boundary(self) -> Iterator[None]:
-        """Hold steps in other threads up while this block saves a boundary."""
-        with self._boundary:
-            yield
+    def boundary(self) -> AbstractContextManager[object]:
+        """Return a block that saves a boundary: steps in other threads are held up meanwhile.
+
+        It is the lock itself: between the lines of a function around it an interrupt would leave it locked.
+        """
+        return self._boundary
 
     def pass_boundary(self) -> None:
         """Return when no other thread saves a boundary and the state may change; see `wait`.

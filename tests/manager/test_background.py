@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,40 @@ def test_the_thread_of_a_save_begins_when_the_call_has_ended_unless_the_call_wai
 
     assert seen == [most_bytes is not None]
     assert result.step == 1
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_an_interrupt_at_the_end_of_the_call_leaves_nothing_locked(tmp_path: Path, place: int) -> None:
+    """It comes where Python code begins or goes on, and whoever handles it holds on to what it came through."""
+    job = build(tmp_path, background=True)
+    train(job, 1)
+    thread, behind = job.manager._saver._thread, job.manager._saver.behind
+    left, begun = iter(range(place, -1, -1)), threading.Event()
+
+    def interrupt(frame: Any, event: str, argument: object) -> Any:
+        if event in ("call", "line") and next(left, None) == 0:
+            raise KeyboardInterrupt
+        return interrupt
+
+    def work() -> Any:
+        begun.set()
+
+    caught = []
+    try:
+        with behind.boundary(), thread.held_back():
+            thread.launch(SaveHandle(), work, lambda: None, may_wait=True)
+            sys.settrace(interrupt)
+    except KeyboardInterrupt as exc:
+        caught.append(exc)
+    sys.settrace(None)
+    is_begun = begun.wait(LONGEST_WAIT_S / 10)
+    is_free = ThreadPoolExecutor(1).submit(behind._boundary.acquire, blocking=False).result()
+    # Where it stays locked, nothing would end.
+    with contextlib.suppress(RuntimeError):
+        thread._gate.release()
+    job.manager.close()
+
+    assert (is_begun, is_free) == (True, True)
 
 
 def test_at_most_one_save_is_in_flight(tmp_path: Path) -> None:

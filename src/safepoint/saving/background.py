@@ -16,8 +16,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from safepoint.ambient import Ambient
 from safepoint.errors import AbortedError, InternalError, SafepointError
@@ -121,15 +121,14 @@ class BackgroundSaver:
         self._gate = threading.Lock()
         atexit.register(self._report_at_exit)
 
-    @contextmanager
-    def held_back(self) -> Iterator[None]:
-        """Have what is launched within the block, and may wait, begin when the block ends.
+    def held_back(self) -> AbstractContextManager[object]:
+        """Return a block: what is launched within it, and may wait, begins when it ends.
 
-        A thread that has work to do takes the interpreter away from the one that launched it, for 5 ms and more.
+        A thread that has work to do takes the interpreter away from the one that launched it, for 5 ms and more. The
+        block is the lock itself: between the lines of a function around it an interrupt would leave it locked.
         """
-        gate = self._gate = threading.Lock()
-        with gate:
-            yield
+        self._gate = threading.Lock()
+        return self._gate
 
     def launch(
         self, handle: SaveHandle, work: Callable[[], SaveResult], then: Callable[[], None], *, may_wait: bool = False
