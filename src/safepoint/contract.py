@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from safepoint.errors import ContractError, Difference, RequestError
+from safepoint.errors import RequestError
 from safepoint.format.manifest import Conditions
 
 Level = Literal["exact", "same_data", "approximate"]
@@ -28,6 +28,8 @@ WORDS = frozenset(
 )
 # How the word of an item ends whose random streams were derived.
 DERIVED = ".derived"
+# How the word ends of what each rank had of its own, and no other rank can be given.
+PER_RANK = ".per_rank"
 # How a remedy begins as long as no live object was written to; a restore that has written says so in its place.
 UNCHANGED = "Nothing was changed."
 _SAVED_LEVELS: dict[str, Level] = {"epoch_end": "same_data", "rng": "same_data", "rng.late": "same_data"}
@@ -90,7 +92,7 @@ class Contract:
             words = f"{{{self.permit!r}}}"
             raise RequestError("a contract's permits are a set of words", expected=words, found=repr(self.permit))
         permits = frozenset(
-            entry if isinstance(entry, Permit) else Permit(_check_word(entry), _side_of_bare(entry))
+            entry if isinstance(entry, Permit) else Permit(_check_word(entry), side_of_bare(entry))
             for entry in self.permit
         )
         object.__setattr__(self, "permit", permits)
@@ -106,7 +108,12 @@ class Contract:
         return frozenset(entry.word for entry in self.permit if isinstance(entry, Permit) and entry.keep == "current")
 
     def accepts(self, reason: Reason) -> bool:
-        """Return whether a restore may go on in spite of a reason."""
+        """Return whether a restore may go on in spite of a reason.
+
+        What each rank had of its own is only left out by its word, whatever the level.
+        """
+        if reason.word.endswith(PER_RANK):
+            return reason.word in self.words
         is_derived = self.rng == "derive" and reason.word.endswith(DERIVED)
         return is_derived or LEVELS.index(reason.level) >= LEVELS.index(self.level) or reason.word in self.words
 
@@ -162,30 +169,6 @@ def judge(saved: Conditions, current: Conditions, *, further: Sequence[Reason] =
 def saved_reason(word: str, text: str) -> Reason:
     """Return the reason that a checkpoint itself records for a promise that it cannot keep."""
     return Reason(word, _SAVED_LEVELS.get(word, "approximate"), text, "", "")
-
-
-def check_contract(contract: Contract, promise: Promise, *, where: str, aftermath: str = UNCHANGED) -> None:
-    """Raise `ContractError` when a reason lowers the promise below the contract and is not permitted.
-
-    Args:
-        aftermath: What the error says of the live objects.
-    """
-    refused = [reason for reason in promise.reasons if not contract.accepts(reason)]
-    if not refused:
-        return
-    words = ", ".join(sorted({repr(reason.word) for reason in refused}))
-    # What a read-back finds alone says nothing of permits that were needed before it.
-    idle = contract.words - {reason.word for reason in promise.reasons} if aftermath == UNCHANGED else frozenset()
-    raise ContractError(
-        "the continued run would not be the run that was saved",
-        where=where,
-        expected=contract.level,
-        found=lowest(reason.level for reason in refused),
-        differences=[Difference(reason.word, reason.subject, reason.saved, reason.current) for reason in refused],
-        remedy=f"{aftermath} Undo the change, or accept it with "
-        f"Contract(level={contract.level!r}, permit={{{words}}})."
-        + (f" No difference has the permitted words {', '.join(sorted(map(repr, idle)))}." if idle else ""),
-    )
 
 
 def lowest(levels: Iterable[Level]) -> Level:
@@ -245,6 +228,11 @@ def plain_text(form: Any) -> str:
     if isinstance(form, list):
         return "[" + ", ".join(plain_text(element) for element in form) + "]"
     return repr(form)
+
+
+def side_of_bare(word: str) -> Keep:
+    """Return the side that a word without `permit` keeps: who permits a setting to change wants the new one."""
+    return "current" if "." in word or word == "scheduler" else "saved"
 
 
 def _are_same(saved: Any, current: Any) -> bool:
@@ -319,11 +307,6 @@ def _environment_reasons(saved: Mapping[str, str], current: Mapping[str, str]) -
 def _tree_reasons(word: str, level: Level, subject: str, saved: Any, current: Any) -> list[Reason]:
     leaves = differing_leaves(saved, current)
     return [Reason(word, level, f"{subject} {place}".rstrip(), old, new) for place, old, new in leaves]
-
-
-def _side_of_bare(word: str) -> Keep:
-    """Return the side that a word without `permit` keeps: who permits a setting to change wants the new one."""
-    return "current" if "." in word or word == "scheduler" else "saved"
 
 
 def _check_word(word: object) -> str:

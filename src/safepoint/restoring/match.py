@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from safepoint.contract import DERIVED, UNCHANGED, WORDS, Level, Reason
-from safepoint.errors import ContractError, Difference, MismatchError, RequestError
+from safepoint.contract import DERIVED, PER_RANK, UNCHANGED, WORDS, Level, Reason
+from safepoint.errors import Difference, MismatchError, RequestError
+from safepoint.restoring.derive import with_derived_streams
 from safepoint.restoring.together import Ranks, merged_findings
 from safepoint.restoring.validate import SavedState
 from safepoint.state.item import STREAMS_ITEM, Forgetting, Item, Preparing
@@ -21,8 +22,6 @@ _LEVELS: dict[str, Level] = {
     "rng": "same_data",
     "scheduler": "same_data",
 }
-# What each rank has of its own, and no other rank can be given.
-_PER_RANK = ".per_rank"
 _REMOVED = ".removed"
 # Places within one item that a refusal lists.
 _SHOWN = 8
@@ -46,11 +45,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Hold the items to restore and the reasons that accepted differences give to the promise."""
+    """Hold the items to restore and the reasons that differences give to the promise.
+
+    `derivable` are those of the reasons that a contract with ``rng="derive"`` would not give.
+    """
 
     items: tuple[Item, ...]
     reasons: tuple[Reason, ...]
     left_fresh: tuple[str, ...]
+    derivable: frozenset[Reason] = frozenset()
 
 
 def match(
@@ -59,12 +62,11 @@ def match(
     """Compare every item of every rank, and return what shall be restored here.
 
     Differences whose words are the contract's own (``dataset``, ``scheduler``, …) become reasons, for the contract to
-    decide; all others must be permitted.
+    decide, and so does what each rank had of its own; all others must be permitted.
 
     Raises:
         RequestError: The choice names an item that exists on neither side.
-        MismatchError: Lists every difference that is not permitted, of whatever rank.
-        ContractError: The only ones are items that each rank had of its own, and the number of ranks is another.
+        MismatchError: Lists every difference that is not permitted, of whatever rank, where one does not fit.
     """
     names = list(dict.fromkeys(name for name in [*saved.manifest.items, *items] if choice.takes(name)))
     found = ranks.joined(
@@ -74,19 +76,17 @@ def match(
     )
     differences = [one for listed in found.values() for one in listed]
     refused = [entry for entry in differences if entry.word not in WORDS and entry.word not in permitted]
-    if refused:
+    if not all(entry.word.endswith(PER_RANK) for entry in refused):
         raise _refusal(saved, refused)
-    reasons = [
-        Reason(entry.word, _LEVELS.get(entry.word, "approximate"), entry.subject, entry.saved, entry.current)
-        for entry in differences
-    ]
+    reasons = [_reason(entry) for entry in differences]
+    derivable = frozenset(_reason(_ownerless(saved, name)) for name in _derivable(saved, items, ranks))
     reasons += [_derived(saved, name, ranks) for name in saved.derived if name in items and choice.takes(name)]
     left = sorted(name for name in items if not choice.takes(name) and name not in choice.late)
     reasons += [Reason(f"{name}.skipped", "approximate", f"item {name!r} was left out", "", "") for name in left]
     absent = [name for name in items if choice.takes(name) and name not in saved.items]
     both = [name for name in names if name in items and name in saved.items]
     chosen = [items[name] for name in both if items[name].type == saved.items[name].type]
-    return Match(tuple(chosen), tuple(reasons), tuple(left + absent))
+    return Match(tuple(chosen), tuple(reasons), tuple(left + absent), derivable)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _contradicting(saved: SavedState, name: str) -> list[Difference]:
     listed += f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
     subject = f"item {name!r}, {listed}, each rank's own"
     owners = f"other values on some of {saved.manifest.world_size} ranks"
-    return [Difference(f"{name}{_PER_RANK}", subject, owners, "those of the lowest rank")]
+    return [Difference(f"{name}{PER_RANK}", subject, owners, "those of the lowest rank")]
 
 
 def _ownerless(saved: SavedState, name: str) -> Difference:
@@ -146,7 +146,19 @@ def _ownerless(saved: SavedState, name: str) -> Difference:
     owners = f"of each of {ranks} ranks" if ranks > 1 else "of one process"
     if name == STREAMS_ITEM:
         return Difference("rng", "global random streams", owners, "as each rank set them")
-    return Difference(f"{name}{_PER_RANK}", f"item {name!r}, each rank's own", owners, "left as it is")
+    return Difference(f"{name}{PER_RANK}", f"item {name!r}, each rank's own", owners, "left as it is")
+
+
+def _reason(entry: Difference) -> Reason:
+    level = _LEVELS.get(entry.word, "approximate")
+    return Reason(entry.word, level, entry.subject, entry.saved, entry.current)
+
+
+def _derivable(saved: SavedState, items: Mapping[str, Item], ranks: Ranks) -> list[str]:
+    if not saved.ownerless:
+        return []
+    derived = with_derived_streams(saved, items, rank=ranks.rank)
+    return [name for name in saved.ownerless if name not in derived.ownerless]
 
 
 def _derived(saved: SavedState, name: str, ranks: Ranks) -> Reason:
@@ -183,19 +195,9 @@ def _of_all(
 
 
 def _refusal(saved: SavedState, refused: list[Difference]) -> MismatchError:
-    where = saved.manifest.generation
-    if all(entry.word.endswith(_PER_RANK) for entry in refused):
-        words = ", ".join(sorted({repr(entry.word) for entry in refused}))
-        return ContractError(
-            "the checkpoint holds what each rank had of its own, and was saved by another number of ranks",
-            where=where,
-            differences=refused,
-            remedy=f"{UNCHANGED} Resume on {saved.manifest.world_size} ranks, or go on without each rank's own with "
-            f"Contract(permit={{{words}}}).",
-        )
     return MismatchError(
         "the checkpoint does not fit the live objects",
-        where=where,
+        where=saved.manifest.generation,
         differences=refused,
         remedy=f"{UNCHANGED} Make them fit, permit words in Contract(permit=...), or name what to leave "
         "out in restore(skip=...).",

@@ -6,16 +6,16 @@ Spec: C11.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from safepoint.contract import Contract, Promise, Reason, check_contract, judge, lowest
+from safepoint.contract import PER_RANK, Contract, Promise, Reason, judge, lowest
 from safepoint.errors import Difference, MismatchError
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.restoring.match import Match
 from safepoint.restoring.own_conditions import compared_with
+from safepoint.restoring.refusal import check_contract
 from safepoint.restoring.together import Ranks, merged_findings
 from safepoint.restoring.topology import topology_reasons
 from safepoint.restoring.validate import SavedState
@@ -53,12 +53,25 @@ def find_promise(
         merged_findings,
         list[Reason],
     )
-    if conditions is None:
-        return Promise("approximate", tuple(reasons))
-    promise = Promise(lowest(reason.level for reason in reasons), tuple(reasons))
-    asked_for = {reason.word for reason in matched.reasons if reason.word.endswith(".skipped")}
-    widened = replace(contract, permit=contract.permit | asked_for)  # type: ignore[operator]
-    check_contract(widened, promise, where=saved.manifest.generation)
+    promise = Promise(
+        "approximate" if conditions is None else lowest(reason.level for reason in reasons), tuple(reasons)
+    )
+    # What restore(skip=...) leaves out needs no word; nor does anything where nothing is compared, but what belongs to
+    # no rank of this job.
+    left_out = {reason.word for reason in matched.reasons if reason.word.endswith(".skipped")}
+    exempt = {
+        reason
+        for reason in reasons
+        if reason.word in left_out or (conditions is None and not reason.word.endswith(PER_RANK))
+    }
+    check_contract(
+        contract,
+        promise,
+        where=saved.manifest.generation,
+        exempt=exempt,
+        derivable=matched.derivable,
+        saved_ranks=saved.manifest.world_size,
+    )
     return promise
 
 

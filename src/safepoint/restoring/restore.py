@@ -20,7 +20,7 @@ import msgspec
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage
-from safepoint.contract import UNCHANGED, Contract, Promise, Reason, check_contract, lowest
+from safepoint.contract import UNCHANGED, Contract, Promise, Reason, lowest
 from safepoint.errors import CorruptionError, MismatchError, ObjectMissingError, SafepointError, advise
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
@@ -36,6 +36,7 @@ from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
 from safepoint.restoring.promise import changed_items, find_promise, lowered, with_probe
 from safepoint.restoring.read import read
 from safepoint.restoring.read_back import ReadBack, merged_read_backs, read_back
+from safepoint.restoring.refusal import check_contract
 from safepoint.restoring.select import Wish, lost_after, nothing_found, select, superseded_by
 from safepoint.restoring.together import Ranks, merged_names
 from safepoint.restoring.validate import SavedState, check_headers, kept_of, without_owner

@@ -87,6 +87,9 @@ def test_without_the_rule_the_change_is_refused_by_name_and_with_it_other_change
     before = [{name: item.capture().plain for name, item in named.items()} for named in items]
     errors = start([storage] * 2, items).errors()
     assert same(errors) and all(f"'{name}.per_rank'" in errors[0] for name in MAKERS)
+    # What is offered is all that is needed: the test above resumes with it.
+    offered = "Resume on 3 ranks, or accept it with Contract(level='exact', permit={'world_size'}, rng='derive')"
+    assert offered in errors[0]
     errors = start([storage] * 2, items, contract=Contract("exact", rng="derive")).errors()
     assert same(errors) and "world_size" in errors[0] and "derived" not in errors[0].split("permit=")[1]
     assert [{name: item.capture().plain for name, item in named.items()} for named in items] == before
