@@ -19,6 +19,7 @@ from safepoint.contract import Contract
 from safepoint.due import DueSaves
 from safepoint.enrolment import enrol
 from safepoint.evidence import Evidence, watched_url
+from safepoint.format.asked import asked_of
 from safepoint.group.torch_store import find_group
 from safepoint.iteration import epochs_left, rest_of_epoch
 from safepoint.membership import Membership
@@ -210,7 +211,7 @@ class CheckpointManager:
     def restore(
         self,
         *,
-        step: int | None = None,
+        step: int | str | None = None,
         branch: bool = False,
         required: bool = False,
         skip: Iterable[str] = (),
@@ -223,7 +224,7 @@ class CheckpointManager:
         A second call goes back within one process: it joins anew. Iterators of loaders made before are void.
 
         Args:
-            step: Restore this step and no other.
+            step: Restore this step and no other; a generation's name where several have it.
             branch: Go back to an older step on purpose; newer checkpoints become superseded.
             required: Finding nothing is an error, not a fresh start.
             skip: Items to leave as they are.
@@ -239,7 +240,7 @@ class CheckpointManager:
             ContractError: The promise asked for cannot be kept; nothing was touched.
             FencedError: Another living process holds the run.
         """
-        wish = Wish(step, branch, required)
+        wish = Wish(None if step is None else asked_of(step), branch, required)
         report = self._restoration.restore(wish, source=source, skip=skip, items=items, late=late)
         self._evidence.tell("restored", **report.facts())
         return report

@@ -85,7 +85,7 @@ class Membership:
             topic=topic,
             versions=dict(self._environment()),
             takeover=self._takeover,
-            needs_chain=not (self.restarts or (wish.branch and wish.step is not None)),
+            needs_chain=not (self.restarts or (wish.branch)),
             deadline_s=self._deadline_s,
         )
         past, self._past = self._past, [topic, f"join/{session.claim.incarnation}"]

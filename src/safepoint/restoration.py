@@ -70,9 +70,9 @@ class Restoration:
             SafepointError: As `CheckpointManager.restore` does.
         """
         needs_one = wish.required or self._boundary.progress.step > 0 or bool(self._membership.unusable)
-        wish = Wish(wish.step, wish.branch, needs_one and source is None)
+        wish = replace(wish, required=needs_one and source is None)
         choice, other = self._ranks.all(lambda: self._checked(wish, source, options))
-        is_plain = self._ranks.world_size == 1 and wish.step is None and not self._membership.restarts
+        is_plain = self._ranks.world_size == 1 and wish.asked is None and not self._membership.restarts
         likely = likely_ahead(self._storage) if is_plain else Ahead(self._storage, "")
         with collector_at_rest(), likely as ahead:
             report = self._membership.enter(

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 
 from safepoint.ambient import Ambient, SystemAmbient
-from safepoint.catalog import Generation, examine, read_lineage
+from safepoint.catalog import Generation, GenerationState, examine, read_lineage
 from safepoint.checkpoints import Checkpoint, list_checkpoints
 from safepoint.contract import UNCHANGED, Contract
 from safepoint.errors import MismatchError, NotFoundError, RequestError, advise
+from safepoint.format.asked import Asked, asked_of, told
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import GenerationName
 from safepoint.restoring.match import Choice
@@ -21,6 +22,8 @@ from safepoint.state.placement import undisturbed_streams
 from safepoint.state.registry import Registry
 from safepoint.storage.base import Storage
 from safepoint.storage.url import open_storage
+
+_WHOLE = (GenerationState.COMMITTED, GenerationState.SUPERSEDED)
 
 
 class Run:
@@ -34,15 +37,20 @@ class Run:
         """Return the usable checkpoints, newest first."""
         return list_checkpoints(self._storage)
 
-    def manifest(self, step: int | None = None) -> Manifest:
-        """Return the manifest of the newest checkpoint, or of a step.
+    def manifest(self, step: int | str | None = None) -> Manifest:
+        """Return the manifest of the newest checkpoint, of a step, or of a generation's name, of whatever lineage.
 
         Raises:
             NotFoundError: There is none.
         """
+        asked = None if step is None else asked_of(step)
+        if isinstance(asked, GenerationName):
+            named = examine(self._storage, asked, read_lineage(self._storage, needs_chain=False))
+            if named.state in _WHOLE and named.manifest is not None:
+                return named.manifest
         checkpoints = self.checkpoints()
         for checkpoint in checkpoints:
-            if step is None or checkpoint.step == step:
+            if asked is None or checkpoint.step == asked:
                 found = self._examine(checkpoint.generation)
                 if found.manifest is not None:
                     return found.manifest
@@ -50,18 +58,20 @@ class Run:
         raise NotFoundError(
             "no checkpoint matches",
             where=self._storage.url,
-            expected=_wanted(step),
+            expected=_wanted(asked),
             found=f"steps {steps}" if steps else "no checkpoint",
         )
 
-    def load(self, into: Mapping[str, object], *, step: int | None = None, permit: Iterable[str] = ()) -> RestoreReport:
+    def load(
+        self, into: Mapping[str, object], *, step: int | str | None = None, permit: Iterable[str] = ()
+    ) -> RestoreReport:
         """Load items into live objects, by item name; the other items of the checkpoint are left alone.
 
         Global random streams are not touched. Parameters are written in place.
 
         Args:
             into: Live objects by the item names they were saved under, such as ``{"model": model}``.
-            step: The step to load; the newest good one if absent.
+            step: The step to load, or a generation's name; the newest good one if absent.
             permit: Words of differences to accept, such as ``model.removed``.
 
         Raises:
@@ -83,7 +93,8 @@ class Run:
             conditions=None,
             undisturbed=undisturbed_streams,
         )
-        wish = Wish(step=step, branch=step is not None, required=True)
+        asked = None if step is None else asked_of(step)
+        wish = Wish(asked, branch=asked is not None, required=True)
         lineage = read_lineage(self._storage, needs_chain=step is None)
         try:
             restored = restore(context, lineage, wish, Choice(only=frozenset(into)))
@@ -143,5 +154,5 @@ def _names_in(manifest: Manifest) -> str:
     return f"The checkpoint holds the items {names or 'none'}: name live objects as they were saved."
 
 
-def _wanted(step: int | None) -> str:
-    return "any committed checkpoint" if step is None else f"a committed checkpoint of step {step}"
+def _wanted(asked: Asked | None) -> str:
+    return "any committed checkpoint" if asked is None else f"a committed checkpoint of {told(asked)}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from safepoint.catalog import Lineage, list_generations, read_lineage
 from safepoint.errors import RequestError
+from safepoint.format.asked import is_asked_text, parse_asked, told
 from safepoint.format.names import RUN_RECORD
 from safepoint.restoring.match import Choice
 from safepoint.restoring.restore import RestoreContext, Restored, restore
@@ -66,14 +67,15 @@ def as_source(source: str | os.PathLike[str] | None, *, own: Storage, wish: Wish
     text = os.fspath(source) if isinstance(source, str | os.PathLike) else source
     if not isinstance(text, str):
         raise RequestError("a source is no path", where="source", expected="RUN or RUN@STEP", found=repr(source)[:80])
-    if wish.step is not None:
+    if wish.asked is not None:
         raise RequestError(
             "a restore names a step of its own run and a source",
             where=text,
-            found=f"step={wish.step}",
+            found=told(wish.asked),
             remedy="The source's step is written RUN@STEP. To go back in the own run, leave source= out.",
         )
-    _, storage, step = open_source(text, record=RUN_RECORD)
+    _, storage, typed = open_source(text, record=RUN_RECORD, is_asked=is_asked_text)
+    asked = None if typed is None else parse_asked(typed)
     if _place(storage.url) == _place(own.url):
         raise RequestError(
             "the source is the run itself",
@@ -83,7 +85,7 @@ def as_source(source: str | os.PathLike[str] | None, *, own: Storage, wish: Wish
         )
     # A path may hold bytes that are no text, which a record cannot.
     shown = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return Source(shown, storage, Wish(step, branch=step is not None, required=True))
+    return Source(shown, storage, Wish(asked, branch=asked is not None, required=True))
 
 
 def begin(
@@ -119,7 +121,7 @@ def begin(
 
 def _lineage_of(source: Source) -> Lineage:
     check_run_is_there(source.storage, source.wish)
-    return read_lineage(source.storage, needs_chain=source.wish.step is None)
+    return read_lineage(source.storage, needs_chain=source.wish.asked is None)
 
 
 def _place(url: str) -> str:

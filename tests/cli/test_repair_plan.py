@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import safepoint as sp
 from safepoint.cli import main
 from safepoint.format.names import generation_path
 from safepoint.format.records import LineageLink
@@ -114,3 +118,91 @@ def test_what_is_marked_for_deletion_is_no_choice(run: Path, capsys: pytest.Capt
 
 def test_a_plan_of_one_step_is_a_wrong_call(run: Path) -> None:
     assert main(["verify", f"{run}@300", "--repair-plan"]) == 2
+
+
+def train(run: Path, values: dict[int, int], *, step: int | str | None = None) -> None:
+    """Go on from a checkpoint, and save a value at each step that is given."""
+    state = {"value": 0}
+    with sp.CheckpointManager(run, {"state": state}, signals=None) as manager:
+        manager.restore(step=step, branch=step is not None)
+        while manager.progress.step < max(values):
+            state["value"] = values.get(manager.progress.step + 1, 0)
+            manager.after_update()
+            if manager.progress.step in values:
+                manager.save()
+
+
+@pytest.fixture
+def branched(tmp_path: Path) -> Path:
+    """Return a run with two of step 3: the value on the branch that was left is 30, on the live one 31."""
+    run = tmp_path / "branched"
+    train(run, {1: 10, 2: 20, 3: 30, 4: 40})
+    train(run, {3: 31}, step=2)
+    return run
+
+
+def test_each_recipe_restores_the_checkpoint_beside_which_it_stands(
+    branched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(branched), "--repair-plan", "--no-note"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "restore(" in line]
+    found = []
+    for number, line in enumerate(lines):
+        generation = line.split()[-1]
+        recipe = re.search(r"restore\(.*\)", line)
+        assert recipe is not None
+        call = ast.parse(recipe[0], mode="eval").body
+        assert isinstance(call, ast.Call)
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(branched, copy)
+        state = {"value": 0}
+        with sp.CheckpointManager(copy, {"state": state}, signals=None) as manager:
+            report = manager.restore(**{str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
+        assert report.generation == generation
+        found.append(state["value"])
+    assert sorted(found) == [10, 20, 30, 40], "all but the live step 3, which the next start takes"
+
+
+def test_a_checkpoint_of_any_lineage_is_reached_by_its_name(branched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = sorted(path.name for path in (branched / "generations").iterdir() if "step-000000000003" in path.name)
+    left, live = names
+    for name, state in ((left, "superseded"), (live, "committed")):
+        capsys.readouterr()
+        assert main(["show", f"{branched}@{name}", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["manifest"]["generation"], shown["state"]) == (name, state)
+        assert main(["verify", f"{branched}@{name}", "--json", "--no-note"]) == 0
+        assert [entry["generation"] for entry in json.loads(capsys.readouterr().out)["checkpoints"]] == [name]
+        assert sp.open_run(branched).manifest(name).generation == name
+        assert sp.open_run(branched).load({"state": {"value": 0}}, step=name).generation == name
+    assert main(["diff", f"{branched}@{left}", f"{branched}@{live}", "--json"]) == 1
+    (differing,) = json.loads(capsys.readouterr().out)["plain"]
+    assert (differing["first"], differing["second"]) == ("30", "31")
+    assert main(["pin", str(branched), left, "--reason", "the left one"]) == 0
+    assert capsys.readouterr().out == f"pinned step 3 [{left}]: the left one\n"
+    assert [path.parent.name for path in branched.rglob("pinned.json")] == [left]
+    assert main(["unpin", str(branched), live]) == 3
+    assert main(["unpin", str(branched), left]) == 0
+    assert not list(branched.rglob("pinned.json"))
+
+
+def test_a_step_on_several_branches_is_that_of_the_live_one(branched: Path) -> None:
+    """The later start was left: its step 3 is newer, and not the one that is meant."""
+    train(branched, {5: 50}, step=4)
+    state = {"value": 0}
+    with sp.CheckpointManager(branched, {"state": state}, signals=None) as manager:
+        assert manager.restore(step=3, branch=True).step == 3
+    assert state["value"] == 30
+
+
+def test_a_name_that_nothing_has_is_not_found(branched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "step-000000000003-i000009-00abcdef"
+    assert main(["show", f"{branched}@{name}"]) == 3
+    assert name in capsys.readouterr().err
+    with (
+        sp.CheckpointManager(branched, {"state": {"value": 0}}, signals=None) as manager,
+        pytest.raises(sp.NotFoundError, match=name),
+    ):
+        manager.restore(step=name, branch=True)
+    with pytest.raises(sp.NotFoundError, match=name):
+        sp.open_run(branched).manifest(name)

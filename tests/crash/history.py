@@ -109,7 +109,7 @@ class History(RuleBasedStateMachine):
         if held:
             self._leave()
             step = held[choice % len(held)].step
-            self._start(Wish(step=step, branch=True))
+            self._start(Wish(step, branch=True))
 
     @precondition(lambda self: self.holder is None)
     @rule(number=numbers, seed=seeds, cuts_power=st.booleans())
@@ -309,7 +309,7 @@ class History(RuleBasedStateMachine):
         job = self._job(takeover=takeover)
         report = job.start(wish)
         COUNTS["restores"] += 1
-        allowed = self.ideal.allowed if wish is None else {self._of_step(wish.step)}
+        allowed = self.ideal.allowed if wish is None else {self._of_step(wish.asked)}
         assert report.generation in allowed, f"{report.generation} was resumed, and not one of {allowed}"
         assert job.state() == whole_state(report.step)
         self.ideal.resumed(report.generation)
@@ -361,7 +361,7 @@ class History(RuleBasedStateMachine):
                 self.ideal.appeared(generation, is_by_newest=int(generation[19:25]) == newest)
         self.incarnation = lineage.newest
 
-    def _of_step(self, step: int | None) -> str:
+    def _of_step(self, step: object) -> str:
         entries: list[Entry] = [entry for entry in self.ideal.line if entry.step == step and not entry.is_damaged]
         return entries[-1].generation
 

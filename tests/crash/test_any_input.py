@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from safepoint.catalog import examine_all, read_lineage
 from safepoint.cli import main
 from safepoint.errors import Difference, InternalError, SafepointError
+from safepoint.format.asked import is_asked_text
 from safepoint.format.ballot import Ballot
 from safepoint.format.columns import ColumnsReader
 from safepoint.format.index import ObjectReference
@@ -207,7 +208,11 @@ urls = st.builds("".join, st.lists(st.sampled_from([*URLS, *STEPS]) | st.text(ma
 def storage_urls(url: str) -> None:
     """Nothing is created, whatever a place is called."""
     with in_an_empty_folder() as folder:
-        for act in (lambda: open_storage(url), lambda: parse_source(url), lambda: open_source(url, record="run.json")):
+        for act in (
+            lambda: open_storage(url),
+            lambda: parse_source(url, is_asked=is_asked_text),
+            lambda: open_source(url, record="run.json", is_asked=is_asked_text),
+        ):
             COUNTS["URLS opened" if answered(act) else "URLS refused"] += 1
         assert list(folder.iterdir()) == []
 

@@ -137,7 +137,7 @@ def test_a_start_that_resumed_and_lost_its_record_is_not_passed_over() -> None:
     """
     storage = storage_of(RUN)
     job = Job(storage, FakeWorld(states={1: "gone", 2: "gone"}), pid=3)
-    assert job.start(Wish(step=30, branch=True)).step == 30
+    assert job.start(Wish(30, branch=True)).step == 30
     job.end()
     files = files_of(storage)
     record = "incarnations/000003.resumed.json"
@@ -146,7 +146,7 @@ def test_a_start_that_resumed_and_lost_its_record_is_not_passed_over() -> None:
         assert outcome.report is None
         assert record in outcome.error
     again = Job(storage_of(damaged), FakeWorld(states={number: "gone" for number in (1, 2, 3)}), pid=5)
-    assert again.start(Wish(step=30, branch=True)).step == 30
+    assert again.start(Wish(30, branch=True)).step == 30
     assert again.state() == whole_state(30)
 
 
@@ -190,7 +190,7 @@ def test_an_empty_place_is_a_fresh_start_that_says_so() -> None:
     assert "fresh start" in str(report)
 
 
-@pytest.mark.parametrize("wish", [Wish(step=50), Wish(required=True), Wish(step=50, branch=True)])
+@pytest.mark.parametrize("wish", [Wish(50), Wish(required=True), Wish(50, branch=True)])
 def test_a_misspelt_path_is_not_found_and_not_created(wish: Wish, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Spec: C1.7, C10.4"""
     folder = tmp_path_factory.mktemp("runs")
@@ -204,7 +204,7 @@ def test_a_step_that_is_not_there_is_not_found() -> None:
     """Spec: C10.4"""
     job = Job(storage_of(RUN), FakeWorld(states={1: "gone", 2: "gone"}), pid=3)
     with pytest.raises(NotFoundError, match="step 35"):
-        job.start(Wish(step=35))
+        job.start(Wish(35))
 
 
 def test_a_save_after_a_fallback_is_found(chance: random.Random) -> None:

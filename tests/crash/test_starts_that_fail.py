@@ -119,7 +119,7 @@ def test_a_start_that_never_restores_is_refused_at_its_first_boundary(storage: S
 
 def test_a_start_that_asked_for_a_step_that_is_not_there_changes_no_lineage(storage: Storage) -> None:
     world = lived(storage)
-    for pid, wish in ((2, Wish(step=15)), (3, Wish(step=15, branch=True)), (4, Wish(step=10))):
+    for pid, wish in ((2, Wish(15)), (3, Wish(15, branch=True)), (4, Wish(10))):
         job = Job(storage, world, pid=pid)
         with pytest.raises((NotFoundError, RequestError)):
             job.start(wish)

@@ -155,9 +155,9 @@ def test_a_late_publish_is_taken_only_by_who_asks_for_the_branch() -> None:
     run.job.live(35)
     run.job.die()
     with pytest.raises(NotFoundError, match=f"step {LATE}"):
-        run.begin(Wish(step=LATE))
+        run.begin(Wish(LATE))
     run.world.states[run.pids] = "gone"
-    run.begin(Wish(step=LATE, branch=True)).live(LATE + 1)
+    run.begin(Wish(LATE, branch=True)).live(LATE + 1)
     assert newest_step(run.storage) == LATE + 1
 
 

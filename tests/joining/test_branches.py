@@ -45,7 +45,7 @@ def runs() -> Runs:
 def go_back(job: Job, step: int) -> list[int]:
     """Restore an older step in the process that holds the run, and return the steps that become superseded."""
     job.membership.leave()
-    report = job.start(Wish(step=step, branch=True))
+    report = job.start(Wish(step, branch=True))
     assert job.state() == whole_state(step)
     return sorted(int(name[5:17]) for name in report.superseded)
 
@@ -66,7 +66,7 @@ def test_going_back_in_one_process_supersedes_the_newer_steps(runs: Runs) -> Non
 
 def test_going_back_holds_before_anything_is_saved(runs: Runs) -> None:
     """Spec: C9.2"""
-    job = runs.start(Wish(step=20, branch=True))
+    job = runs.start(Wish(20, branch=True))
     job.die()
     for _ in range(2):
         job = runs.start()
@@ -86,7 +86,7 @@ def test_returning_to_a_superseded_branch_supersedes_the_one_that_replaced_it(ru
 
 def test_a_branch_of_a_branch_leaves_one_lineage(runs: Runs) -> None:
     """Spec: C9.3"""
-    job = runs.start(Wish(step=30, branch=True))
+    job = runs.start(Wish(30, branch=True))
     job.live(35, 45)
     assert go_back(job, 35) == [45]
     job.live(36)
@@ -102,10 +102,10 @@ def test_a_branch_of_a_branch_leaves_one_lineage(runs: Runs) -> None:
 
 def test_a_superseded_step_comes_back_only_when_asked_for(runs: Runs) -> None:
     """Spec: C10.5"""
-    job = runs.start(Wish(step=10, branch=True))
+    job = runs.start(Wish(10, branch=True))
     job.live(11)
     job.end()
-    back = runs.start(Wish(step=40, branch=True))
+    back = runs.start(Wish(40, branch=True))
     assert back.state() == whole_state(40)
     back.live(41)
     back.die()
@@ -115,7 +115,7 @@ def test_a_superseded_step_comes_back_only_when_asked_for(runs: Runs) -> None:
 
 def test_the_same_step_saved_again_on_a_branch_is_the_one_that_counts(runs: Runs) -> None:
     """Spec: C10.1"""
-    job = runs.start(Wish(step=20, branch=True))
+    job = runs.start(Wish(20, branch=True))
     job.live(30)
     job.die()
     again = runs.start()
@@ -128,7 +128,7 @@ def test_the_same_step_saved_again_on_a_branch_is_the_one_that_counts(runs: Runs
 def test_an_older_step_is_refused_without_the_word_and_changes_nothing(runs: Runs, step: int) -> None:
     """Spec: C10.5"""
     with pytest.raises(RequestError, match="branch=True") as caught:
-        runs.start(Wish(step=step))
+        runs.start(Wish(step))
     assert "step 40" in str(caught.value)
     runs.world.states[runs.pid] = "gone"
     assert runs.start().step == 40
@@ -141,7 +141,7 @@ def test_what_a_start_did_on_a_branch_that_was_left_is_not_done_again() -> None:
     first.live(10, 90)
     first.train_to(95)
     first.end()
-    second = runs.start(Wish(step=10, branch=True))
+    second = runs.start(Wish(10, branch=True))
     second.live(30)
     second.train_to(32)
     second.end()
@@ -155,7 +155,7 @@ def test_what_was_left_stays_left_when_the_start_that_left_it_saved_nothing() ->
     first.live(10, 90)
     first.train_to(95)
     first.end()
-    second = runs.start(Wish(step=10, branch=True))
+    second = runs.start(Wish(10, branch=True))
     second.end()
     third = runs.start()
     assert (third.step, third.report.replayed) == (10, 0)
@@ -172,14 +172,14 @@ def test_a_branch_without_a_step_is_a_wrong_call_and_picks_none() -> None:
 
 
 def test_the_newest_step_needs_no_word(runs: Runs) -> None:
-    assert runs.start(Wish(step=40)).step == 40
+    assert runs.start(Wish(40)).step == 40
 
 
 def test_an_older_step_needs_no_word_when_the_newer_ones_are_damaged(runs: Runs) -> None:
     for found in examine_all(runs.storage, read_lineage(runs.storage)):
         if found.name.step > 20:
             runs.storage.delete(f"generations/{found.text}/rank-00000-of-00001.safetensors")
-    job = runs.start(Wish(step=20))
+    job = runs.start(Wish(20))
     assert job.state() == whole_state(20)
 
 

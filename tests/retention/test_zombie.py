@@ -179,8 +179,8 @@ def play(operation: int, wakes_at: int | None, wish: Wish | None, expected: int,
 CASES: list[tuple[Wish | None, int, bool]] = [
     (None, 40, False),
     (None, 35, True),
-    (Wish(step=20, branch=True), 20, False),
-    (Wish(step=30, branch=True), 30, False),
+    (Wish(20, branch=True), 20, False),
+    (Wish(30, branch=True), 30, False),
 ]
 
 

@@ -105,7 +105,7 @@ def test_nothing_is_created_for_a_step_of_a_run_that_is_not_there(tmp_path: Path
     """Spec: C1.7, C10.4"""
     storage = LocalStorage(tmp_path / "misspelt" / "run")
     with pytest.raises(NotFoundError):
-        check_run_is_there(storage, Wish(step=10))
+        check_run_is_there(storage, Wish(10))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -269,9 +269,9 @@ def test_only_damaged_candidates_are_an_error_and_never_a_fresh_start() -> None:
 def test_no_checkpoint_is_a_fresh_start_unless_one_is_asked_for() -> None:
     """Spec: C10.4"""
     assert Job(MemoryStorage(), FakeWorld(), pid=1).start().is_fresh
-    for wish in (Wish(step=5), Wish(required=True)):
+    for wish in (Wish(5), Wish(required=True)):
         storage, world = lived(10)
-        for name in names_of(storage) if wish.step is None else []:
+        for name in names_of(storage) if wish.asked is None else []:
             for entry in storage.list(f"generations/{name}"):
                 storage.delete(f"generations/{name}/{entry.name}")
             storage.delete_folder(f"generations/{name}")

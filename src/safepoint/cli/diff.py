@@ -52,10 +52,11 @@ def _diff(
     one, other = open_source(first), open_source(second)
     generations = choose(one), choose(other)
     sides = list(zip((one, other), generations, strict=True))
+    names = _names(sides)
     if trusts_records:
-        _check_sizes(sides)
+        _check_sizes(sides, names)
     else:
-        _check_bytes(sides, is_shown=not as_json and sys.stderr.isatty())
+        _check_bytes(sides, names, is_shown=not as_json and sys.stderr.isatty())
     comparison = compare_checkpoints(one.storage, generations[0], other.storage, generations[1])
     if as_json:
         answer = _as_json(comparison, generations[0].text, generations[1].text)
@@ -65,19 +66,23 @@ def _diff(
         read = "recorded digests are equal" if trusts_records else "bits are equal"
         print_line(f"all {read}: {counts}" + ("; what they speak of was not read" if trusts_records else ""))
     else:
-        names = [f"{side.url}@{entry.name.step}" for side, entry in sides]
         _print_comparison(comparison, names[0], names[1], tells_all=tells_all)
     if not comparison.is_equal:
         raise typer.Exit(1)
 
 
-def _check_bytes(sides: Sequence[tuple[Source, Generation]], *, is_shown: bool) -> None:
+def _names(sides: Sequence[tuple[Source, Generation]]) -> list[str]:
+    """Return what the two are called: by step, or by generation where they have one step of one run."""
+    names = [f"{source.url}@{generation.name.step}" for source, generation in sides]
+    return names if names[0] != names[1] else [f"{source.url}@{generation.text}" for source, generation in sides]
+
+
+def _check_bytes(sides: Sequence[tuple[Source, Generation]], names: Sequence[str], *, is_shown: bool) -> None:
     """Read every byte of both checkpoints; raise `CorruptionError` with what does not hold of either."""
     findings, damaged = list[str](), list[str]()
-    for source, generation in sides:
+    for (source, generation), place in zip(sides, names, strict=True):
         with reading_bar(f"step {generation.name.step}", is_shown=is_shown) as on_progress:
             report = verify_generation(source.storage, generation, on_progress=on_progress)
-        place = f"{source.url}@{generation.name.step}"
         findings += [f"{place}: {finding}" for finding in report.findings]
         damaged += [place] * (not report.holds)
     if findings:
@@ -91,12 +96,11 @@ def _check_bytes(sides: Sequence[tuple[Source, Generation]], *, is_shown: bool) 
         )
 
 
-def _check_sizes(sides: Sequence[tuple[Source, Generation]]) -> None:
+def _check_sizes(sides: Sequence[tuple[Source, Generation]], names: Sequence[str]) -> None:
     """Raise `CorruptionError` where a file is missing, or has another size than its record says."""
-    for source, generation in sides:
+    for (_, generation), where in zip(sides, names, strict=True):
         refusal = generation.refusal
         if refusal is not None:
-            where = f"{source.url}@{generation.name.step}"
             raise CorruptionError(
                 "what is damaged is not compared", where=where, found=f"{refusal.file}: {refusal.reason}"
             )

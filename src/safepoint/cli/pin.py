@@ -8,6 +8,7 @@ import typer
 
 from safepoint.cli.display import JsonOption, print_json, print_line
 from safepoint.cli.source import open_run
+from safepoint.format.asked import as_argument, parse_asked, step_of
 from safepoint.retention.pins import pin
 
 
@@ -18,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def _pin(
     run: Annotated[str, typer.Argument(metavar="RUN")],
-    step: Annotated[int, typer.Argument(metavar="STEP", min=0)],
+    step: Annotated[str, typer.Argument(metavar="STEP", help="The step, or a generation's name.")],
     reason: Annotated[str, typer.Option("--reason", help="Why it stays: one line.")],
     as_json: JsonOption = False,
 ) -> None:
@@ -27,8 +28,9 @@ def _pin(
     The pin lies in the checkpoint's own folder and moves with it. What is marked for deletion already is refused.
     """
     source = open_run(run)
-    generation = pin(source.url, step, reason=reason, storage=source.storage)
+    asked = parse_asked(step)
+    generation = pin(source.url, as_argument(asked), reason=reason, storage=source.storage)
     if as_json:
-        print_json({"generation": generation, "step": step, "reason": reason})
+        print_json({"generation": generation, "step": step_of(asked), "reason": reason})
         return
-    print_line(f"pinned step {step} [{generation}]: {reason}")
+    print_line(f"pinned step {step_of(asked)} [{generation}]: {reason}")

@@ -7,8 +7,8 @@ from safepoint.restoring.repair import Chance, RepairPlan
 
 _USES = {
     "next": "the next start takes it",
-    "fallback": "older and good; restore(step={step}, branch=True)",
-    "branch": "good, on a branch that was left; restore(step={step}, branch=True)",
+    "fallback": "older and good; restore(step={asked!r}, branch=True)",
+    "branch": "good, on a branch that was left; restore(step={asked!r}, branch=True)",
 }
 _MOST_REASONS_TOLD = 5
 
@@ -45,8 +45,8 @@ def print_repair_plan(plan: RepairPlan) -> None:
 
 def _use(entry: Chance) -> str:
     if entry.use in _USES:
-        return _USES[entry.use].format(step=entry.step)
+        return _USES[entry.use].format(asked=entry.asked)
     if entry.use == "partly":
         lost, skip = ", ".join(entry.lost_items), ", ".join(f'"{name}"' for name in entry.lost_items)
-        return f"lost: {lost}; the rest with restore(step={entry.step}, branch=True, skip=[{skip}])"
+        return f"lost: {lost}; the rest with restore(step={entry.asked!r}, branch=True, skip=[{skip}])"
     return "marked for deletion" if entry.state == "deleted" else "lost"

@@ -13,7 +13,8 @@ from safepoint.catalog import (
     read_lineage,
 )
 from safepoint.errors import CorruptionError, NotFoundError, RequestError
-from safepoint.format.names import RUN_RECORD
+from safepoint.format.asked import Asked, fits, is_asked_text, parse_asked
+from safepoint.format.names import RUN_RECORD, GenerationName
 from safepoint.storage.base import Storage
 from safepoint.storage.url import open_source as find_source
 
@@ -24,12 +25,12 @@ _MOST_STEPS_TOLD = 10
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Hold an opened run, and the step that was asked for. `damage` says why the live lineage cannot be told."""
+    """Hold an opened run, and what was asked for of it. `damage` says why the live lineage cannot be told."""
 
     url: str
     storage: Storage
     lineage: Lineage
-    step: int | None
+    asked: Asked | None
     damage: CorruptionError | None = None
 
     def require_lineage(self) -> None:
@@ -39,18 +40,19 @@ class Source:
 
 
 def open_source(text: str) -> Source:
-    """Open ``RUN`` or ``RUN@STEP`` for reading.
+    """Open ``RUN`` or ``RUN@STEP`` for reading; a generation's name may stand for the step.
 
     Raises:
         NotFoundError: There is no run; nothing was created.
         RequestError: There is none, and what was typed ends in ``@`` and something that is no step.
     """
-    url, storage, step = find_source(text, record=RUN_RECORD)
+    url, storage, typed = find_source(text, record=RUN_RECORD, is_asked=is_asked_text)
+    asked = None if typed is None else parse_asked(typed)
     if storage.root_exists():
         lineage, damage = _read_lineage(storage)
         if lineage.run is not None or list_generations(storage):
-            return Source(url, storage, lineage, step, damage)
-    elif step is None:
+            return Source(url, storage, lineage, asked, damage)
+    elif asked is None:
         _refuse_bad_step(text)
     raise NotFoundError("there is no run here", where=url, remedy="Check the path; nothing was created.")
 
@@ -58,13 +60,13 @@ def open_source(text: str) -> Source:
 def open_run(text: str) -> Source:
     """Open ``RUN`` for reading; a step is a `RequestError`."""
     source = open_source(text)
-    if source.step is not None:
+    if source.asked is not None:
         raise RequestError("this command takes a whole run", where=text, expected=source.url)
     return source
 
 
 def choose(source: Source) -> Generation:
-    """Return the generation of the step asked for, or the newest checkpoint.
+    """Return the generation that was asked for, or the newest checkpoint.
 
     Of several with one step a committed one comes first, then a superseded one, then what is left of others.
 
@@ -73,13 +75,16 @@ def choose(source: Source) -> Generation:
         CorruptionError: No step was asked for, and all checkpoints are damaged, or which are live cannot be told.
     """
     names = list_generations(source.storage)
-    if source.step is not None:
-        found = [examine(source.storage, name, source.lineage) for name in names if name.step == source.step]
+    if source.asked is not None:
+        found = [examine(source.storage, name, source.lineage) for name in names if fits(name, source.asked)]
         if found:
             return min(found, key=lambda entry: _ORDER.index(entry.state))
         steps = sorted({name.step for name in names}, reverse=True)
         shown = ", ".join(map(str, steps[:_MOST_STEPS_TOLD])) + (", …" if len(steps) > _MOST_STEPS_TOLD else "")
-        raise NotFoundError("no checkpoint has this step", where=f"{source.url}@{source.step}", found=f"steps {shown}")
+        what = "name" if isinstance(source.asked, GenerationName) else "step"
+        raise NotFoundError(
+            f"no checkpoint has this {what}", where=f"{source.url}@{source.asked}", found=f"steps {shown}"
+        )
     source.require_lineage()
     damaged = []
     for name in names:
@@ -99,7 +104,8 @@ def _refuse_bad_step(text: str) -> None:
     run, sign, tail = text.rpartition("@")
     # Behind a slash it would be a part of a path, in which an "@" is nothing special.
     if sign and run and "/" not in tail:
-        raise RequestError("a step is a number", where=text, expected="RUN@STEP", found=repr(tail))
+        expected = "RUN@STEP, or a generation's name for the step"
+        raise RequestError("a step is a number", where=text, expected=expected, found=repr(tail))
 
 
 def _read_lineage(storage: Storage) -> tuple[Lineage, CorruptionError | None]:

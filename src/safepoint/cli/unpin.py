@@ -8,6 +8,7 @@ import typer
 
 from safepoint.cli.display import JsonOption, print_json, print_line
 from safepoint.cli.source import open_run
+from safepoint.format.asked import as_argument, parse_asked, step_of
 from safepoint.retention.pins import unpin
 
 
@@ -18,14 +19,15 @@ def register(app: typer.Typer) -> None:
 
 def _unpin(
     run: Annotated[str, typer.Argument(metavar="RUN")],
-    step: Annotated[int, typer.Argument(metavar="STEP", min=0)],
+    step: Annotated[str, typer.Argument(metavar="STEP", help="The step, or a generation's name.")],
     as_json: JsonOption = False,
 ) -> None:
     """Let retention decide on a pinned checkpoint again; nothing is deleted by this."""
     source = open_run(run)
-    generations = unpin(source.url, step, storage=source.storage)
+    asked = parse_asked(step)
+    generations = unpin(source.url, as_argument(asked), storage=source.storage)
     if as_json:
-        print_json({"generations": generations, "step": step})
+        print_json({"generations": generations, "step": step_of(asked)})
         return
     for generation in generations:
-        print_line(f"unpinned step {step} [{generation}]")
+        print_line(f"unpinned step {step_of(asked)} [{generation}]")

@@ -15,6 +15,7 @@ from safepoint.cli.display import JsonOption, print_json, print_line, reading_ba
 from safepoint.cli.repair import print_repair_plan
 from safepoint.cli.source import Source, choose, open_source
 from safepoint.errors import NotFoundError, RequestError, StorageError
+from safepoint.format.asked import fits
 from safepoint.restoring.repair import RepairPlan, plan_repair
 from safepoint.restoring.verify import Verification, note_verified, verify_generation
 
@@ -43,7 +44,7 @@ def _verify(
     Ends with 1 when something does not hold, and with 3 when --repair-plan finds nothing to resume from.
     """
     opened = open_source(source)
-    if plans_repair and opened.step is not None:
+    if plans_repair and opened.asked is not None:
         raise RequestError("a repair plan is one of a whole run", where=source, expected=opened.url)
     reports = []
     for generation in _chosen(opened, verifies_all or plans_repair):
@@ -70,11 +71,11 @@ def _verify(
 
 def _chosen(source: Source, verifies_all: bool) -> list[Generation]:
     """Return what is verified: without a step, the newest of the live lineage that is committed or damaged."""
-    if source.step is not None and not verifies_all:
+    if source.asked is not None and not verifies_all:
         return [choose(source)]
     found = [entry for entry in examine_all(source.storage, source.lineage) if entry.state in _VERIFIABLE]
-    if source.step is not None:
-        found = [entry for entry in found if entry.name.step == source.step]
+    if source.asked is not None:
+        found = [entry for entry in found if fits(entry.name, source.asked)]
     if not verifies_all:
         source.require_lineage()
         found = [entry for entry in found if source.lineage.is_live(entry.name)][:1]

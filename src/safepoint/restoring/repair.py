@@ -5,6 +5,7 @@ Pure: it is told what was found. Nothing is repaired here; bytes that match a di
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -41,13 +42,15 @@ class Chance:
 
     `use` is ``next`` for the one that a start takes, ``fallback`` for older ones of the live lineage, ``branch`` for
     one of another (both are asked for with `restore(step=..., branch=True)`), ``partly`` where only some items are
-    lost, ``none`` for what is lost or marked for deletion. `lost_items` and `whole_items` are told of a damaged one.
+    lost, ``none`` for what is lost or marked for deletion. `asked` is what a restore takes as `step` to mean this one
+    and no other. `lost_items` and `whole_items` are told of a damaged one.
     """
 
     generation: str
     step: int
     state: str
     use: Use
+    asked: int | str
     lost_items: tuple[str, ...] = ()
     whole_items: tuple[str, ...] = ()
 
@@ -78,7 +81,11 @@ def plan_repair(
     """
     good = [entry for entry in generations if _holds(entry, found)]
     chosen = next((entry for entry in good if entry.text in live), None)
-    chances = tuple(_chance(entry, found, live, is_next=entry is chosen) for entry in generations)
+    counts = Counter(entry.name.step for entry in generations)
+    chances = tuple(
+        _chance(entry, found, live, is_next=entry is chosen, is_alone=counts[entry.name.step] == 1)
+        for entry in generations
+    )
     newest = max((entry.name.step for entry in generations if entry.text in live), default=0)
     lost = newest - (chosen.name.step if chosen is not None else 0)
     return RepairPlan(
@@ -90,18 +97,21 @@ def _holds(entry: Generation, found: Mapping[str, Verification]) -> bool:
     return entry.tombstone is None and entry.text in found and found[entry.text].holds
 
 
-def _chance(entry: Generation, found: Mapping[str, Verification], live: frozenset[str], *, is_next: bool) -> Chance:
+def _chance(
+    entry: Generation, found: Mapping[str, Verification], live: frozenset[str], *, is_next: bool, is_alone: bool
+) -> Chance:
     step, state, is_live = entry.name.step, entry.state.value, entry.text in live
+    asked = step if is_alone else entry.text
     if entry.tombstone is not None or entry.text not in found:
-        return Chance(entry.text, step, state, "none")
+        return Chance(entry.text, step, state, "none", asked)
     if found[entry.text].holds:
-        return Chance(entry.text, step, state, "next" if is_next else "fallback" if is_live else "branch")
+        return Chance(entry.text, step, state, "next" if is_next else "fallback" if is_live else "branch", asked)
     lost = _lost_items(entry, found[entry.text])
     items = tuple(entry.manifest.items) if entry.manifest is not None else ()
     whole = tuple(name for name in items if name not in lost)
     # A file that is missing or has another size makes the whole checkpoint unusable, whatever lies in it.
     is_partly = whole and entry.state is not GenerationState.DAMAGED
-    return Chance(entry.text, step, state, "partly" if is_partly else "none", tuple(sorted(lost)), whole)
+    return Chance(entry.text, step, state, "partly" if is_partly else "none", asked, tuple(sorted(lost)), whole)
 
 
 def _lost_items(entry: Generation, found: Verification) -> frozenset[str]:

@@ -194,7 +194,7 @@ def _left_behind(
     context: RestoreContext, lineage: Lineage, wish: Wish, manifest: Manifest
 ) -> tuple[list[Refusal], list[str]]:
     """Return what is lost, and what becomes superseded, above the restored checkpoint."""
-    lost = lost_after(context.storage, lineage, manifest.step) if wish.step is None else []
+    lost = lost_after(context.storage, lineage, manifest.step) if wish.asked is None else []
     return lost, superseded_by(context.storage, lineage, manifest)
 
 

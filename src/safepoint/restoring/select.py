@@ -19,6 +19,7 @@ from safepoint.catalog import (
 )
 from safepoint.contract import UNCHANGED
 from safepoint.errors import CorruptionError, NotFoundError, RequestError
+from safepoint.format.asked import Asked, fits, step_of, told
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import MANIFEST, RUN_RECORD, GenerationName
 from safepoint.format.records import LineageLink, Refusal, RunRecord
@@ -33,23 +34,21 @@ _USABLE_BY_BRANCH = (GenerationState.COMMITTED, GenerationState.SUPERSEDED)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Say which checkpoint is wanted: the newest good one, or that of a step.
+    """Say which checkpoint is wanted: the newest good one, or that of a step or of a name.
 
     With `branch` an older or superseded step may be chosen; what is newer on the lineage then becomes superseded. With
     `required` finding nothing is an error.
 
     Raises:
-        RequestError: The step is no number, or `branch` comes without one: which branch is meant is not for us to pick.
+        RequestError: `branch` comes without a step: which branch is meant is not for us to pick.
     """
 
-    step: int | None = None
+    asked: Asked | None = None
     branch: bool = False
     required: bool = False
 
     def __post_init__(self) -> None:
-        if self.step is not None and (type(self.step) is not int or self.step < 0):
-            raise RequestError("a step is a number of updates", where="step", expected="an int", found=repr(self.step))
-        if self.branch and self.step is None:
+        if self.branch and self.asked is None:
             raise RequestError(
                 "a restore goes back on purpose, and no step is named",
                 where="branch=True",
@@ -63,6 +62,8 @@ def select(
 ) -> tuple[Generation | None, list[Refusal]]:
     """Return the next candidate, newest first, and the refusals met on the way to it.
 
+    Where a branch is allowed, of several with the step asked for those of the live lineage come first.
+
     Args:
         refused: Generations found unusable before, by name; they are passed over.
 
@@ -73,8 +74,11 @@ def select(
     """
     met: list[Refusal] = []
     newer: GenerationName | None = None
-    for name in list_generations(storage):
-        is_wanted = wish.step is None or name.step == wish.step
+    names = list_generations(storage)
+    if wish.branch:
+        names.sort(key=lambda name: not lineage.is_live(name))
+    for name in names:
+        is_wanted = fits(name, wish.asked)
         if str(name) in refused or (not is_wanted and wish.branch):
             continue
         if not wish.branch and not lineage.is_live(name):
@@ -83,7 +87,7 @@ def select(
             continue
         generation = examine(storage, name, lineage)
         if not is_wanted:
-            if generation.state in _USABLE and wish.step is not None and name.step > wish.step:
+            if generation.state in _USABLE and wish.asked is not None and name.step > step_of(wish.asked):
                 newer = name
             continue
         if generation.state in (_USABLE_BY_BRANCH if wish.branch else _USABLE):
@@ -127,7 +131,7 @@ def nothing_found(storage: Storage, lineage: Lineage, wish: Wish, refused: Mappi
     Spec: C10.
     """
     damaged = [refusal for refusal in refused.values() if refusal.reason != NEVER_COMPLETED]
-    lost = _lost_generations(storage, lineage, refused) if wish.step is None else []
+    lost = _lost_generations(storage, lineage, refused) if wish.asked is None else []
     if damaged or lost:
         reasons = [f"{refusal.generation}/{refusal.file}: {refusal.reason}" for refusal in damaged]
         reasons += [f"{name}: {_LOST}" for name in lost]
@@ -137,7 +141,7 @@ def nothing_found(storage: Storage, lineage: Lineage, wish: Wish, refused: Mappi
             found="\n  - " + "\n  - ".join(reasons),
             remedy=f"{UNCHANGED} Repair the storage or bring back a copy; to begin anew, say restart=True.",
         )
-    if wish.step is None and not wish.required:
+    if wish.asked is None and not wish.required:
         return
     raise _no_match(storage, wish)
 
@@ -149,16 +153,16 @@ def check_run_is_there(storage: Storage, wish: Wish) -> None:
 
     Spec: C1.
     """
-    if wish.step is None and not wish.required:
+    if wish.asked is None and not wish.required:
         return
     if not _holds_run(storage):
         raise NotFoundError(
             "there is no run here",
             where=storage.url,
-            expected="a run" if wish.step is None else f"a run with step {wish.step}",
+            expected="a run" if wish.asked is None else f"a run with {told(wish.asked)}",
             remedy="Nothing was created. Check the path.",
         )
-    if wish.step is not None and all(name.step != wish.step for name in list_generations(storage)):
+    if wish.asked is not None and not any(fits(name, wish.asked) for name in list_generations(storage)):
         raise _no_match(storage, wish)
 
 
@@ -200,12 +204,15 @@ def _lost_generations(storage: Storage, lineage: Lineage, refused: Mapping[str, 
 
 def _no_match(storage: Storage, wish: Wish) -> NotFoundError:
     steps = sorted({name.step for name in list_generations(storage)})
+    is_left = wish.asked is not None and not wish.branch and any(fits(n, wish.asked) for n in list_generations(storage))
+    back = " One on a branch that was left is restored with branch=True." if is_left else ""
+    wanted = "any committed checkpoint" if wish.asked is None else f"a committed checkpoint of {told(wish.asked)}"
     return NotFoundError(
         "no checkpoint matches",
         where=storage.url,
-        expected="any committed checkpoint" if wish.step is None else f"a committed checkpoint of step {wish.step}",
+        expected=wanted,
         found=f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint",
-        remedy=f"{UNCHANGED} Check the path and the step: `safepoint ls` lists what is there.",
+        remedy=f"{UNCHANGED} Check the path and the step: `safepoint ls` lists what is there.{back}",
     )
 
 

@@ -18,6 +18,7 @@ import os
 from safepoint.ambient import Ambient, SystemAmbient
 from safepoint.catalog import GenerationState, Lineage, examine, list_generations, read_lineage, read_mark
 from safepoint.errors import CorruptionError, NotFoundError, ObjectExistsError, RequestError
+from safepoint.format.asked import Asked, asked_of, fits, told
 from safepoint.format.names import PIN, TOMBSTONE, generation_path
 from safepoint.format.records import PinRecord
 from safepoint.format.version import FORMAT_VERSION
@@ -34,7 +35,7 @@ _PINNED_FIRST = (GenerationState.COMMITTED, GenerationState.SUPERSEDED)
 
 def pin(
     run: str | os.PathLike[str],
-    step: int,
+    step: int | str,
     *,
     reason: str,
     storage: Storage | None = None,
@@ -46,7 +47,8 @@ def pin(
 
     Args:
         run: The run's folder or URL.
-        step: The checkpoint's step; of several with one step it is the one on the live lineage.
+        step: The checkpoint's step; of several with one step it is the one on the live lineage. A generation's name
+            stands for any of them.
         reason: Why it stays, one line of at most 500 characters; told wherever retention explains itself.
 
     Raises:
@@ -60,7 +62,7 @@ def pin(
     _check_reason(reason)
     storage, ambient = storage or open_storage(run), ambient or SystemAmbient()
     lineage = _lineage_of(storage)
-    generation = _choose(storage, lineage, step)
+    generation = _choose(storage, lineage, asked_of(step))
     record = PinRecord(
         format=FORMAT_VERSION,
         run=lineage.run or "",
@@ -84,9 +86,10 @@ def pin(
     raise _marked(generation, mark.reason)
 
 
-def unpin(run: str | os.PathLike[str], step: int, *, storage: Storage | None = None) -> list[str]:
+def unpin(run: str | os.PathLike[str], step: int | str, *, storage: Storage | None = None) -> list[str]:
     """Let retention decide on the pinned checkpoints of a step again, and return their generations' names.
 
+    A generation's name in place of the step stands for that one alone.
     Nothing is deleted by this. A mark for deletion that was set beside the pin is taken away first: the policy decides
     anew.
 
@@ -97,10 +100,11 @@ def unpin(run: str | os.PathLike[str], step: int, *, storage: Storage | None = N
     """
     storage = storage or open_storage(run)
     _lineage_of(storage)
-    names = [str(name) for name in list_generations(storage) if name.step == step]
+    asked = asked_of(step)
+    names = [str(name) for name in list_generations(storage) if fits(name, asked)]
     pinned = [name for name in names if read_pin(storage, name) is not None]
     if not pinned:
-        raise NotFoundError("no checkpoint of this step is pinned", where=f"{storage.url}@{step}")
+        raise NotFoundError(f"no checkpoint of {told(asked)} is pinned", where=f"{storage.url}@{asked}")
     for generation in pinned:
         # If we die between the two, it is still pinned, and bears no mark.
         _remove(storage, generation_path(generation, TOMBSTONE))
@@ -125,8 +129,8 @@ def _lineage_of(storage: Storage) -> Lineage:
     return lineage
 
 
-def _choose(storage: Storage, lineage: Lineage, step: int) -> str:
-    found = [examine(storage, name, lineage) for name in list_generations(storage) if name.step == step]
+def _choose(storage: Storage, lineage: Lineage, asked: Asked) -> str:
+    found = [examine(storage, name, lineage) for name in list_generations(storage) if fits(name, asked)]
     for state in _PINNED_FIRST:
         for entry in found:
             if entry.state is state:
@@ -142,7 +146,7 @@ def _choose(storage: Storage, lineage: Lineage, step: int) -> str:
             )
     steps = sorted({name.step for name in list_generations(storage)}, reverse=True)
     shown = ", ".join(map(str, steps[:8])) or "none"
-    raise NotFoundError("no checkpoint has this step", where=f"{storage.url}@{step}", found=f"steps {shown}")
+    raise NotFoundError(f"no checkpoint is {told(asked)}", where=f"{storage.url}@{asked}", found=f"steps {shown}")
 
 
 def _is_published(storage: Storage, record: PinRecord) -> bool:

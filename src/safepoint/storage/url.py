@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
 from safepoint.ambient import Ambient, SystemAmbient
@@ -16,7 +17,6 @@ from safepoint.storage.patient import PatientStorage
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SQUEEZED_SCHEME = re.compile(r"(file|memory|s3|gs|az):/(?!/)")
 _OBJECT_STORES = frozenset({"s3", "gs", "az"})
-_MOST_STEP_DIGITS = 18
 
 
 def open_storage(url: str | os.PathLike[str], *, ambient: Ambient | None = None) -> Storage:
@@ -64,35 +64,34 @@ def text_of(url: object) -> str:
     return text
 
 
-def parse_source(text: str) -> tuple[str, int | None]:
-    """Split ``RUN@STEP`` into the run and the step; the step is None where there is none.
+def parse_source(text: str, *, is_asked: Callable[[str], bool]) -> tuple[str, str | None]:
+    """Split ``RUN@STEP`` into the run and what is asked for of it; the latter is None where there is none.
 
-    Only digits after the last ``@`` are a step, so that a path may hold an ``@`` itself; a run whose name ends in one
-    and digits can be written with a slash at its end. `open_source` looks which one is there.
+    Only what `is_asked` knows after the last ``@`` is a step, so that a path may hold an ``@`` itself; a run whose name
+    ends in one and digits can be written with a slash at its end. `open_source` looks which one is there.
     """
-    run, sign, digits = text.rpartition("@")
-    if not sign or not (digits.isascii() and digits.isdigit()):
+    run, sign, step = text.rpartition("@")
+    if not sign or not is_asked(step):
         return text, None
     if not run:
         raise RequestError("a step is given without its run", where=text, expected="RUN@STEP")
-    if len(digits) > _MOST_STEP_DIGITS:
-        raise RequestError("a step is too large", where=text, expected=f"at most {_MOST_STEP_DIGITS} digits")
-    return run, int(digits)
+    return run, step
 
 
-def open_source(text: str, *, record: str) -> tuple[str, Storage, int | None]:
-    """Return the run that ``RUN`` or ``RUN@STEP`` names, opened, and the step.
+def open_source(text: str, *, record: str, is_asked: Callable[[str], bool]) -> tuple[str, Storage, str | None]:
+    """Return the run that ``RUN`` or ``RUN@STEP`` names, opened, and what is asked for of it.
 
     A run whose own name ends in ``@`` and digits is meant before a step of another one.
 
     Args:
         text: What was typed.
         record: The object by which a run is known.
+        is_asked: Returns whether a text is a step or another name of a checkpoint.
 
     Raises:
         RequestError: Either may be meant, or the text is not usable.
     """
-    url, step = parse_source(text)
+    url, step = parse_source(text, is_asked=is_asked)
     storage = open_storage(url)
     whole = storage if step is None else open_storage(text)
     if step is None or not _holds(whole, record):
