@@ -16,7 +16,7 @@ import msgspec
 from safepoint import __version__
 from safepoint.ambient import Ambient
 from safepoint.boundary import Boundary
-from safepoint.contract import DERIVED, LEFT, Contract, Reason, saved_reason
+from safepoint.contract import DERIVED, LEFT, Contract, Reason, lacking
 from safepoint.data.cursor import Replay
 from safepoint.errors import ContractError, Difference, InternalError
 from safepoint.format.digest import digest_bytes
@@ -284,7 +284,7 @@ class Circumstances:
 
     def _warn_of(self, reasons: Mapping[str, str]) -> None:
         """Say once, while the run can still be changed, why a restore of what is saved will be refused."""
-        refused = {word for word in reasons if not self._contract.accepts(saved_reason(word, reasons[word]))}
+        refused = set(lacking(reasons, self._contract.accepts))
         for word in sorted(refused - self._warned):
             _log.warning("what is saved here will be refused by the contract: %s (%r)", reasons[word], word)
         self._warned |= refused

@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from safepoint.errors import RequestError
-from safepoint.format.manifest import Conditions
+from safepoint.format.manifest import Conditions, Manifest
 
 Level = Literal["exact", "same_data", "approximate"]
 Keep = Literal["saved", "current"]
@@ -169,6 +169,20 @@ def judge(saved: Conditions, current: Conditions, *, further: Sequence[Reason] =
 def saved_reason(word: str, text: str) -> Reason:
     """Return the reason that a checkpoint itself records for a promise that it cannot keep."""
     return Reason(word, _SAVED_LEVELS.get(word, "approximate"), text, "", "")
+
+
+def lacking(reasons: Mapping[str, str], accepts: Callable[[Reason], bool]) -> dict[str, str]:
+    """Return those reasons that a checkpoint records of itself, by their words, which are not accepted."""
+    return {word: text for word, text in sorted(reasons.items()) if not accepts(saved_reason(word, text))}
+
+
+def needed_words(manifest: Manifest) -> dict[str, str]:
+    """Return the words that a start has to permit, each with its reason, as far as the checkpoint tells them of itself.
+
+    It tells the level that its run asked for, and not which words that run permitted.
+    """
+    level: Level = next((level for level in LEVELS if level == manifest.contract), "exact")
+    return lacking(manifest.conditions.reasons, Contract(level).accepts)
 
 
 def lowest(levels: Iterable[Level]) -> Level:

@@ -10,7 +10,9 @@ import typer
 from safepoint.ambient import SystemAmbient
 from safepoint.catalog import Generation, GenerationState, examine_all
 from safepoint.cli.display import JsonOption, age_s, age_text, print_json, print_line, print_table, size_text
+from safepoint.cli.needs import needs_text
 from safepoint.cli.source import Source, open_run
+from safepoint.contract import needed_words
 from safepoint.format.names import generation_path
 from safepoint.notes import read_pin, read_verified
 
@@ -32,6 +34,7 @@ class _Row:
     age_s: float | None
     world_size: int | None
     contract: str | None
+    needs: dict[str, str]
     verified: str | None
     pinned: str | None
     refers_to: list[str]
@@ -64,7 +67,7 @@ def _ls(run: Annotated[str, typer.Argument(metavar="RUN")], as_json: JsonOption 
     if source.damage is not None:
         print_line(f"which checkpoints are live cannot be told: {source.damage}")
         return
-    print_line("no checkpoint to resume from" if resumes_at is None else f"resumes at step {resumes_at}")
+    _print_start([row for row in rows if row.state == GenerationState.COMMITTED.value])
 
 
 def _row(source: Source, entry: Generation, now_s: float) -> _Row:
@@ -84,12 +87,28 @@ def _row(source: Source, entry: Generation, now_s: float) -> _Row:
         age_s=age_s(manifest.created, now_s) if manifest is not None else None,
         world_size=manifest.world_size if manifest is not None else None,
         contract=manifest.contract if manifest is not None else None,
+        needs=needed_words(manifest) if manifest is not None else {},
         verified=verified.verified if verified is not None else None,
         pinned=pin.reason if pin is not None else None,
         refers_to=manifest.ancestors if manifest is not None else [],
         file=entry.refusal.file if entry.refusal is not None else None,
         reason=entry.refusal.reason if entry.refusal is not None else _deleted_reason(entry),
     )
+
+
+def _print_start(usable: list[_Row]) -> None:
+    """Say what a start resumes from, and which words it has to permit, by what the checkpoint tells of itself."""
+    if not usable:
+        print_line("no checkpoint to resume from")
+        return
+    newest = usable[0]
+    if not newest.needs:
+        print_line(f"resumes at step {newest.step}")
+        return
+    print_line(f"resumes at step {newest.step} only if the contract permits {needs_text(newest.needs)}")
+    older = next((row.step for row in usable if not row.needs and row.step < newest.step), None)
+    if older is not None:
+        print_line(f"step {older} needs no such permit: restore(step={older}, branch=True)")
 
 
 def _deleted_reason(entry: Generation) -> str | None:
@@ -113,6 +132,9 @@ def _print_rows(rows: list[_Row]) -> None:
     if not rows:
         return
     columns = ["step", "state", "size", "age", "world", "asked", "verified", "generation"]
+    if any(row.needs for row in rows):
+        columns.insert(6, "needs permit")
+        cells = [[*cell[:6], ", ".join(row.needs), *cell[6:]] for cell, row in zip(cells, rows, strict=True)]
     print_table(columns, cells, numeric=["step", "size", "age", "world"])
     for row in rows:
         if row.pinned is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from safepoint.cli.display import print_line, print_table, print_title, size_text
+from safepoint.cli.needs import permits_text
 from safepoint.restoring.repair import Chance, RepairPlan
 
 _USES = {
@@ -20,10 +21,11 @@ def print_repair_plan(plan: RepairPlan) -> None:
     print_table(["step", "state", "use", "generation"], rows, numeric=["step"])
     if plan.resumes_at is None:
         print_line("nothing can be resumed from; a start is refused until a copy is brought back, or restart=True")
-    elif plan.lost_updates:
-        print_line(f"a start resumes at step {plan.resumes_at}, and repeats {plan.lost_updates} updates")
     else:
-        print_line(f"a start resumes at step {plan.resumes_at}; no update is lost")
+        needs = next((entry.needs for entry in plan.checkpoints if entry.use == "next"), ())
+        condition = f" only if its contract permits {permits_text(needs)}" if needs else ""
+        cost = f", and repeats {plan.lost_updates} updates" if plan.lost_updates else "; no update is lost"
+        print_line(f"a start resumes at step {plan.resumes_at}{condition}{cost}")
     if not plan.files:
         return
     print_title("What a copy would mend")
@@ -45,7 +47,8 @@ def print_repair_plan(plan: RepairPlan) -> None:
 
 def _use(entry: Chance) -> str:
     if entry.use in _USES:
-        return _USES[entry.use].format(asked=entry.asked)
+        permits = f", if its contract permits {permits_text(entry.needs)}" if entry.needs else ""
+        return f"{_USES[entry.use].format(asked=entry.asked)}{permits}"
     if entry.use == "partly":
         lost, skip = ", ".join(entry.lost_items), ", ".join(f'"{name}"' for name in entry.lost_items)
         return f"lost: {lost}; the rest with restore(step={entry.asked!r}, branch=True, skip=[{skip}])"

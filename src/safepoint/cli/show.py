@@ -20,8 +20,9 @@ from safepoint.cli.display import (
     print_title,
     size_text,
 )
+from safepoint.cli.needs import needs_text
 from safepoint.cli.source import Source, choose, open_source
-from safepoint.contract import plain_text
+from safepoint.contract import needed_words, plain_text
 from safepoint.errors import CorruptionError, NotFoundError
 from safepoint.format.index import Tensor
 from safepoint.format.manifest import Manifest, RankConditions
@@ -49,6 +50,7 @@ def _show(
     tensors = _read_tensors(opened, manifest) if with_tensors else []
     verified = read_verified(opened.storage, generation.text)
     pin = read_pin(opened.storage, generation.text)
+    needs = needed_words(manifest)
     if as_json:
         answer = {
             "url": opened.url,
@@ -56,6 +58,7 @@ def _show(
             "reason": _reason(generation),
             "verified": verified.verified if verified is not None else None,
             "pinned": pin.reason if pin is not None else None,
+            "needs": needs,
             "refers_to": manifest.ancestors,
             "manifest": msgspec.to_builtins(manifest),
         }
@@ -74,6 +77,7 @@ def _show(
             "verified": verified.verified if verified is not None else "not noted",
             "promise asked": manifest.contract,
         }
+        | ({"needs permit": needs_text(needs)} if needs else {})
         | ({"pinned": pin.reason} if pin is not None else {})
         | ({"refers to": ", ".join(manifest.ancestors)} if manifest.ancestors else {})
     )

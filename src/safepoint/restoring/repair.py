@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from safepoint.catalog import Generation, GenerationState
+from safepoint.contract import needed_words
 from safepoint.format.index import ObjectReference
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import MANIFEST
@@ -43,7 +44,8 @@ class Chance:
     `use` is ``next`` for the one that a start takes, ``fallback`` for older ones of the live lineage, ``branch`` for
     one of another (both are asked for with `restore(step=..., branch=True)`), ``partly`` where only some items are
     lost, ``none`` for what is lost or marked for deletion. `asked` is what a restore takes as `step` to mean this one
-    and no other. `lost_items` and `whole_items` are told of a damaged one.
+    and no other. `lost_items` and `whole_items` are told of a damaged one. `needs` are words that a start has to
+    permit, by what the checkpoint tells of itself.
     """
 
     generation: str
@@ -53,6 +55,7 @@ class Chance:
     asked: int | str
     lost_items: tuple[str, ...] = ()
     whole_items: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +105,19 @@ def _chance(
 ) -> Chance:
     step, state, is_live = entry.name.step, entry.state.value, entry.text in live
     asked = step if is_alone else entry.text
+    needs = tuple(needed_words(entry.manifest)) if entry.manifest is not None else ()
     if entry.tombstone is not None or entry.text not in found:
         return Chance(entry.text, step, state, "none", asked)
     if found[entry.text].holds:
-        return Chance(entry.text, step, state, "next" if is_next else "fallback" if is_live else "branch", asked)
+        use: Use = "next" if is_next else "fallback" if is_live else "branch"
+        return Chance(entry.text, step, state, use, asked, needs=needs)
     lost = _lost_items(entry, found[entry.text])
     items = tuple(entry.manifest.items) if entry.manifest is not None else ()
     whole = tuple(name for name in items if name not in lost)
     # A file that is missing or has another size makes the whole checkpoint unusable, whatever lies in it.
     is_partly = whole and entry.state is not GenerationState.DAMAGED
-    return Chance(entry.text, step, state, "partly" if is_partly else "none", asked, tuple(sorted(lost)), whole)
+    use = "partly" if is_partly else "none"
+    return Chance(entry.text, step, state, use, asked, tuple(sorted(lost)), whole, needs)
 
 
 def _lost_items(entry: Generation, found: Verification) -> frozenset[str]:

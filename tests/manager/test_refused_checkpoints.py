@@ -1,0 +1,72 @@
+"""Checkpoints of which it is known at the save that the contract refuses them: what is told of them, and what stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import safepoint as sp
+from safepoint.cli import main
+
+# Eight batches make an epoch, and each fourth update is saved: every second save lies at an epoch's end, and those in
+# between cannot tell where the loader is.
+EPOCH = 8
+INTERVAL = 4
+
+
+def manager_of(run: Path, **options: Any) -> sp.CheckpointManager:
+    torch.manual_seed(0)
+    return sp.CheckpointManager(run, {"model": torch.nn.Linear(1, 1)}, save=sp.every(updates=INTERVAL), **options)
+
+
+def train(run: Path, updates: int, **options: Any) -> None:
+    """Train with a plain loader that shuffles, up to a step, and leave the epoch open there."""
+    with manager_of(run, **options) as manager:
+        manager.restore()
+        data = torch.utils.data.TensorDataset(torch.arange(float(EPOCH)))
+        loader = torch.utils.data.DataLoader(data, batch_size=1, shuffle=True)
+        for _ in manager.epochs(100):
+            for _ in manager.batches(loader):
+                manager.after_update()
+                if manager.progress.step == updates:
+                    return
+
+
+def test_ls_show_and_the_repair_plan_name_the_permit_that_a_start_will_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(run := tmp_path / "run", 3 * INTERVAL)
+    told = "'data_position' (4 batches of this epoch came from a loader that is no item: its position is not saved)"
+    capsys.readouterr()
+    assert main(["ls", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "needs permit" in lines[0]
+    assert ["data_position" in line for line in lines[1:4]] == [True, False, True]
+    assert lines[4:] == [
+        f"resumes at step 12 only if the contract permits {told}",
+        "step 8 needs no such permit: restore(step=8, branch=True)",
+    ]
+    assert main(["ls", str(run), "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert listing["resumes_at"] == 12
+    assert [list(entry["needs"]) for entry in listing["generations"]] == [["data_position"], [], ["data_position"]]
+    assert main(["show", str(run)]) == 0
+    head = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert head[-1].split(maxsplit=2) == ["needs", "permit", told]
+    assert main(["verify", str(run), "--repair-plan", "--no-note"]) == 0
+    plan = capsys.readouterr().out
+    assert "the next start takes it, if its contract permits 'data_position'" in plan
+    assert "older and good; restore(step=8, branch=True)  " in plan
+    assert "a start resumes at step 12 only if its contract permits 'data_position'; no update is lost" in plan
+
+
+def test_a_run_that_asked_for_less_needs_no_permit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(run := tmp_path / "run", 3 * INTERVAL, contract=sp.Contract("approximate"))
+    capsys.readouterr()
+    assert main(["ls", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "permit" not in lines[0] and lines[-1] == "resumes at step 12"
