@@ -1,11 +1,12 @@
 """The raw limits: what memory and disk do when nothing but the bytes themselves has to be moved.
 
-Python hands out pieces of 8 MiB; every call in the loops below leaves the interpreter's lock. Buffers are page-aligned
-and were written to before they are measured.
+Python hands out pieces of 8 MiB; every call in the loops below leaves the interpreter's lock. Buffers are page-aligned,
+of huge pages where the system has some, and were written to before they are measured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -31,7 +32,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def touched(size_bytes: int, *, seed: int = 0) -> numpy.ndarray:
     """Return page-aligned memory of random bytes, a multiple of 4,096; a repeated pattern of 32 MiB."""
     size = -(-size_bytes // 4096) * 4096
-    memory = numpy.frombuffer(mmap.mmap(-1, size), dtype=numpy.uint8)
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    memory = numpy.frombuffer(mapped, dtype=numpy.uint8)
     pattern = numpy.random.default_rng(seed).integers(0, 256, _PATTERN_BYTES, dtype=numpy.uint8)
     for start in range(0, size, _PATTERN_BYTES):
         memory[start : start + _PATTERN_BYTES] = pattern[: min(_PATTERN_BYTES, size - start)]

@@ -19,6 +19,7 @@ from safepoint.saving.live import Live
 from safepoint.saving.transfer import transfer
 from safepoint.state.far import Far
 from safepoint.state.item import Divisible, Source
+from safepoint.storage.aligned import aligned_memory
 
 _PIECE_BYTES = 8 << 20
 _PIECE_COUNT = 4
@@ -42,7 +43,7 @@ class Ring:
     def piece(self, number: int, size_bytes: int) -> memoryview:
         """Return the piece that is used at this turn; the one of as many turns before as there are pieces is void."""
         if self._memory is None:
-            self._memory = mmap.mmap(-1, self.count * self.piece_bytes)
+            self._memory = aligned_memory(self.count * self.piece_bytes)
         begin = number % self.count * self.piece_bytes
         return memoryview(self._memory)[begin : begin + size_bytes]
 

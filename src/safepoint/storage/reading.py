@@ -5,12 +5,12 @@ A storage may offer a way of its own (`Streaming`). Any other one is read throug
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from safepoint.storage.aligned import aligned_memory
 from safepoint.storage.base import Storage
 
 
@@ -86,5 +86,5 @@ def opened(
 
 
 def aligned_buffer(size_bytes: int) -> memoryview:
-    """Return fresh memory that begins on a page, as reading past the cache needs it."""
-    return memoryview(mmap.mmap(-1, size_bytes))
+    """Return fresh memory as reading past the cache needs it."""
+    return memoryview(aligned_memory(size_bytes))
