@@ -111,7 +111,8 @@ def begin(
         own.notes.append(f"source {source.text} was not used: the run goes on from a checkpoint of its own")
         return own
     found = context.ranks.by_leader(lambda: _lineage_of(source), Lineage(None))
-    restored = restore(replace(context, storage=source.storage), found, source.wish, choice)
+    run = source.text if source.wish.asked is None else source.text.rpartition("@")[0]
+    restored = restore(replace(context, storage=source.storage, source=run), found, source.wish, choice)
     restored.source, restored.storage = source.text, source.storage
     restored.refused = own.refused | restored.refused
     # Nothing of the other run is left behind by what this one does.

@@ -70,3 +70,36 @@ def test_a_run_that_asked_for_less_needs_no_permit(tmp_path: Path, capsys: pytes
     assert main(["ls", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "permit" not in lines[0] and lines[-1] == "resumes at step 12"
+
+
+def test_a_refused_start_names_the_older_checkpoint_that_keeps_the_contract_and_how_to_take_it(tmp_path: Path) -> None:
+    train(run := tmp_path / "run", 3 * INTERVAL)
+    with manager_of(run) as manager, pytest.raises(sp.ContractError) as caught:
+        manager.restore()
+    assert [one.word for one in caught.value.differences] == ["data_position"]
+    assert caught.value.remedy == (
+        "Nothing was changed. Accept it with Contract(level='exact', permit={'data_position'}). "
+        "Step 8, which is older, keeps it by what its record tells: restore(step=8, branch=True)."
+    )
+    with manager_of(run) as manager:
+        report = manager.restore(step=8, branch=True)
+        assert (report.step, report.promise.level) == (8, "exact")
+
+
+def test_no_older_checkpoint_is_named_that_would_be_refused_as_well(tmp_path: Path) -> None:
+    train(first := tmp_path / "first", INTERVAL)
+    with manager_of(first) as manager, pytest.raises(sp.ContractError) as caught:
+        manager.restore()
+    assert "older" not in caught.value.remedy
+    train(other := tmp_path / "other", 3 * INTERVAL, config={"width": 1})
+    with manager_of(other, config={"width": 2}) as manager, pytest.raises(sp.ContractError) as caught:
+        manager.restore()
+    assert [one.word for one in caught.value.differences] == ["config", "data_position"]
+    assert "older" not in caught.value.remedy
+
+
+def test_of_another_run_the_older_checkpoint_is_named_as_a_source(tmp_path: Path) -> None:
+    train(run := tmp_path / "run", 3 * INTERVAL)
+    with manager_of(tmp_path / "next") as manager, pytest.raises(sp.ContractError) as caught:
+        manager.restore(source=run)
+    assert caught.value.remedy.endswith(f"restore(source='{run}@8').")

@@ -5,7 +5,7 @@ Spec: C11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -75,6 +75,13 @@ def find_promise(
     return promise
 
 
+def judged(saved: Manifest, conditions: Conditions, items: Iterable[str], *, rank: int) -> Promise:
+    """Return what a checkpoint's conditions promise under those of a rank, as far as they are of some items."""
+    names = set(items)
+    before = compared_with(saved.conditions, conditions, rank=rank)
+    return judge(_of_items(before, names), _of_items(conditions, names))
+
+
 def with_probe(
     promise: Promise, probe: Probe | None, manifest: Manifest, *, permitted: frozenset[str], ranks: Ranks
 ) -> Promise:
@@ -134,15 +141,13 @@ def _reasons(
     reasons = [*matched.reasons, *further]
     if conditions is None:
         return reasons
-    names = {item.name for item in matched.items}
-    before = compared_with(saved.manifest.conditions, conditions, rank=rank)
-    judged = judge(_of_items(before, names), _of_items(conditions, names))
-    told = {reason.word for reason in judged.reasons}
+    found = judged(saved.manifest, conditions, {item.name for item in matched.items}, rank=rank).reasons
+    told = {reason.word for reason in found}
     # Where an item's own differences are listed, that its structure is another one says nothing more.
     listed = {reason.word.split(".")[0] for reason in matched.reasons if "." in reason.word}
     general = {f"{name}.{what}" for name in listed for what in ("structure", "parameters")}
-    found = [reason for reason in judged.reasons if reason.word not in general]
-    return [*found, *(reason for reason in reasons if reason.word not in told)]
+    kept = [reason for reason in found if reason.word not in general]
+    return [*kept, *(reason for reason in reasons if reason.word not in told)]
 
 
 def _of_items(conditions: Conditions, names: set[str]) -> Conditions:

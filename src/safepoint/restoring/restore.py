@@ -20,8 +20,8 @@ import msgspec
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Lineage
-from safepoint.contract import UNCHANGED, Contract, Promise, Reason, lowest
-from safepoint.errors import CorruptionError, MismatchError, ObjectMissingError, SafepointError, advise
+from safepoint.contract import Contract, Promise, Reason, lowest
+from safepoint.errors import ContractError, CorruptionError, ObjectMissingError, SafepointError, advise
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.format.names import generation_path
 from safepoint.format.records import Refusal
@@ -31,6 +31,8 @@ from safepoint.restoring.arrival import Arrival, BoxKey
 from safepoint.restoring.deal import deal_boxes, deal_state, told_manifest
 from safepoint.restoring.derive import with_derived_streams
 from safepoint.restoring.match import Choice, Match, forgetting, match
+from safepoint.restoring.mixture import check_is_covered, of_mixture
+from safepoint.restoring.older import name_older, older_that_keeps
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.plan import TensorRead, paths_of, plan_reads
 from safepoint.restoring.promise import changed_items, find_promise, lowered, with_probe
@@ -47,10 +49,6 @@ if TYPE_CHECKING:
     # Restoring runs without torch, which a probe needs.
     from safepoint.state.probe import Probe
 
-MIXED = (
-    "The live objects may hold a mixture of states: restore a good checkpoint into them, or make them anew, before "
-    "they are used."
-)
 _NAMED: Callable[[TensorRead], tuple[str, str]] = attrgetter("item", "name")
 _NOT_TAKEN = "Make the object's state_dict() return what its load_state_dict() was given."
 
@@ -63,6 +61,7 @@ class RestoreContext:
     only the caller knows. `on_touch` is called just before the first live object is written to. `undisturbed` puts the
     random streams back after a block. `ranks` are those that restore together. `own` names the items that the program
     declares to be each rank's own. `ahead` is what is read ahead already, in the hope that it is the right file.
+    `source` is what the user calls another run, if it is one.
     """
 
     storage: Storage
@@ -79,6 +78,7 @@ class RestoreContext:
     ranks: Ranks = field(default_factory=Ranks)
     own: frozenset[str] = frozenset()
     ahead: Ahead | None = None
+    source: str = ""
 
 
 @dataclass(slots=True)
@@ -144,16 +144,20 @@ def restore(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choic
             _restore_newest(context, lineage, wish, choice, outcome)
     except SafepointError as exc:
         if outcome.is_mixed:
-            advise(exc, _of_mixture(exc.remedy))
+            advise(exc, of_mixture(exc.remedy))
         raise
     return outcome
 
 
 class _Chosen(msgspec.Struct, frozen=True):
-    """Hold what the leader chose: a committed generation, or none, and what it found unusable on the way."""
+    """Hold what the leader chose: a committed generation, or none, and what it found unusable on the way.
+
+    `older` tells of an older one that keeps the contract, where the chosen one says of itself that it does not.
+    """
 
     manifest: Manifest | None
     refused: list[Refusal]
+    older: str = ""
 
 
 def _restore_newest(context: RestoreContext, lineage: Lineage, wish: Wish, choice: Choice, outcome: Restored) -> None:
@@ -172,6 +176,9 @@ def _restore_newest(context: RestoreContext, lineage: Lineage, wish: Wish, choic
         except (CorruptionError, ObjectMissingError) as exc:
             outcome.refused[manifest.generation] = _refusal(manifest.generation, exc)
             continue
+        except ContractError as exc:
+            name_older(exc, manifest, chosen.older)
+            raise
         left = context.ranks.led(
             partial(_left_behind, context, lineage, wish, manifest), tuple[list[Refusal], list[str]]
         )
@@ -186,8 +193,10 @@ def _choose(context: RestoreContext, lineage: Lineage, wish: Wish, outcome: Rest
         refused = outcome.refused | {refusal.generation: refusal for refusal in met}
         nothing_found(context.storage, lineage, wish, refused)
         return _Chosen(None, met)
-    full.extend(filter(None, [generation.manifest]))
-    return _Chosen(told_manifest(context.ranks, generation.manifest), met)
+    manifest = generation.manifest
+    full.extend(filter(None, [manifest]))
+    older = "" if manifest is None else older_that_keeps(context, lineage, manifest)
+    return _Chosen(told_manifest(context.ranks, manifest), met, older)
 
 
 def _left_behind(
@@ -224,7 +233,7 @@ def restore_late(context: RestoreContext, saved: SavedState, name: str, *, stora
     try:
         ranks.all(lambda: read(storage or context.storage, reads, arrivals=arrivals if context.reads_back else None))
     except SafepointError as exc:
-        advise(exc, _of_mixture(exc.remedy))
+        advise(exc, of_mixture(exc.remedy))
         raise
     ranks.all(lambda: apply(saved, matched.items, permits))
     if item.type == "scheduler" and matched.items:
@@ -325,35 +334,13 @@ def _planned(
 def _applied(saved: SavedState, matched: Match, permits: Permits, written_before: set[tuple[str, str]]) -> list[str]:
     """Apply, and return what this rank leaves as it was."""
     left = [*matched.left_fresh, *apply(saved, matched.items, permits)]
-    _check_is_covered(saved.manifest.generation, written_before, left)
+    check_is_covered(saved.manifest.generation, written_before, left)
     return left
 
 
 def _is_split(context: RestoreContext, saved: SavedState) -> bool:
     """Return whether no rank has the whole state."""
     return context.ranks.world_size > 1 or saved.manifest.world_size > 1
-
-
-def _of_mixture(remedy: str) -> str:
-    """Return a remedy that says in what state the live objects are left."""
-    return f"{MIXED} {remedy.removeprefix(UNCHANGED).lstrip()}".rstrip()
-
-
-def _check_is_covered(generation: str, written_before: set[tuple[str, str]], left: Sequence[str]) -> None:
-    """Raise `MismatchError` when something is left as it is that a damaged candidate was read into.
-
-    Args:
-        written_before: (item, tensor) of earlier candidates that this one does not hold.
-        left: Items, and ``<item>/<name>`` within items, that this candidate leaves as they are.
-    """
-    items = sorted({item for item, _ in written_before})
-    stale = [item for item in items if any(name == item or name.startswith(f"{item}/") for name in left)]
-    if stale:
-        raise MismatchError(
-            "a damaged checkpoint was read into what the older one that is good does not hold",
-            where=generation,
-            found=", ".join(stale),
-        )
 
 
 def _promise(context: RestoreContext, saved: SavedState, matched: Match) -> Promise:
