@@ -12,11 +12,12 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 from safepoint.errors import CorruptionError, ObjectMissingError, SafepointError, StorageError
-from safepoint.format.names import MAX_STEP, journal_path
+from safepoint.format.names import MAX_STEP, GenerationName, journal_path
 from safepoint.storage.base import Appender, Storage
 
 _LIMIT_BYTES = 64 << 20
@@ -114,6 +115,43 @@ def read_journal(storage: Storage, incarnation: int) -> JournalSummary:
     return JournalSummary(
         last_step, has_resumed, frozenset(named["committed"]), frozenset(named["deleted"]), tuple(costs)
     )
+
+
+def unsound_lines(storage: Storage, incarnation: int) -> list[int]:
+    """Return the numbers, from 1, of the lines of an incarnation's journal that are not as they are written.
+
+    They bear no digest: a line in which one letter has become another that may stand there is not found.
+
+    Raises:
+        StorageError: The storage cannot answer.
+    """
+    try:
+        data = storage.read(journal_path(incarnation), limit_bytes=_LIMIT_BYTES)
+    except (ObjectMissingError, CorruptionError):
+        return []
+    return [number for number, text in enumerate(data.split(b"\n"), start=1) if text and not _is_sound(text)]
+
+
+def _is_sound(text: bytes) -> bool:
+    try:
+        line = msgspec.json.decode(text, type=_WrittenLine)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    if line.event is None:
+        return line.generation is None
+    is_fresh = line.event == "resumed" and line.generation is None
+    return is_fresh or (line.generation is not None and GenerationName.parse(line.generation) is not None)
+
+
+class _WrittenLine(msgspec.Struct, forbid_unknown_fields=True):
+    """Hold what a line tells where it is as it was written."""
+
+    step: int | None = None
+    event: Literal["resumed", "committed", "saved", "deleted"] | None = None
+    generation: str | None = None
+    blocked_s: float | None = None
+    total_s: float | None = None
+    is_background: bool | None = None
 
 
 class _Line(msgspec.Struct):

@@ -115,6 +115,7 @@ def begin(
     restored = restore(replace(context, storage=source.storage, source=run), found, source.wish, choice)
     restored.source, restored.storage = source.text, source.storage
     restored.refused = own.refused | restored.refused
+    restored.notes = own.notes + restored.notes
     # Nothing of the other run is left behind by what this one does.
     restored.superseded = ()
     return restored

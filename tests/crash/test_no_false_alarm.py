@@ -11,6 +11,7 @@ from safepoint.catalog import NEVER_COMPLETED, GenerationState, examine_all, rea
 from safepoint.errors import AbortedError, OutcomeUnknownError, StorageError
 from safepoint.faults.script import Effect, Fault, FaultScript, SimulatedCrash
 from safepoint.faults.storage import FaultyStorage
+from safepoint.restoring.records import check_records
 from safepoint.restoring.verify import verify_generation
 from safepoint.retention.policy import keep
 from safepoint.storage.base import Storage
@@ -26,6 +27,7 @@ def check_start(storage: Storage, world: FakeWorld, *, pid: int, newest: int) ->
     """Start, and check that nothing but saves that were cut off is complained of."""
     lineage = read_lineage(storage)
     assert lineage.damage == ()
+    assert check_records(storage, lineage) == []
     found = examine_all(storage, lineage)
     assert not [entry for entry in found if entry.state is GenerationState.DAMAGED]
     for entry in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from safepoint.cli.display import print_line, print_table, print_title, size_text
 from safepoint.cli.needs import permits_text
+from safepoint.restoring.records import DamagedRecord
 from safepoint.restoring.repair import Chance, RepairPlan
 
 _USES = {
@@ -26,6 +27,10 @@ def print_repair_plan(plan: RepairPlan) -> None:
         condition = f" only if its contract permits {permits_text(needs)}" if needs else ""
         cost = f", and repeats {plan.lost_updates} updates" if plan.lost_updates else "; no update is lost"
         print_line(f"a start resumes at step {plan.resumes_at}{condition}{cost}")
+    if plan.records:
+        print_title("Records that do not hold")
+        for record in plan.records:
+            print_line(record_text(record))
     if not plan.files:
         return
     print_title("What a copy would mend")
@@ -43,6 +48,12 @@ def print_repair_plan(plan: RepairPlan) -> None:
             print_line(f"  also needed by {', '.join(others)}")
         for place in file.same_as:
             print_line(f"  the same bytes lie in {place}")
+
+
+def record_text(record: DamagedRecord) -> str:
+    """Return what is told of a small file that does not hold."""
+    may_be = " (a crash may leave it so)" if record.is_torn else ""
+    return f"{record.file} does not hold: {record.reason}{may_be}; {record.cost}"
 
 
 def _use(entry: Chance) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -12,10 +12,11 @@ import typer
 from safepoint.ambient import SystemAmbient
 from safepoint.catalog import Generation, GenerationState, examine_all
 from safepoint.cli.display import JsonOption, print_json, print_line, reading_bar, size_text, warn
-from safepoint.cli.repair import print_repair_plan
+from safepoint.cli.repair import print_repair_plan, record_text
 from safepoint.cli.source import Source, choose, open_source
 from safepoint.errors import NotFoundError, RequestError, StorageError
 from safepoint.format.asked import fits
+from safepoint.restoring.records import DamagedRecord, check_records
 from safepoint.restoring.repair import RepairPlan, plan_repair
 from safepoint.restoring.verify import Verification, note_verified, verify_generation
 
@@ -30,7 +31,9 @@ def register(app: typer.Typer) -> None:
 
 def _verify(
     source: Annotated[str, typer.Argument(metavar="RUN[@STEP]")],
-    verifies_all: Annotated[bool, typer.Option("--all", help="Verify every checkpoint of the run.")] = False,
+    verifies_all: Annotated[
+        bool, typer.Option("--all", help="Verify every checkpoint and every record of the run.")
+    ] = False,
     is_noted: Annotated[
         bool, typer.Option("--note/--no-note", help="Note beside the checkpoint that every byte was read back.")
     ] = True,
@@ -46,6 +49,9 @@ def _verify(
     opened = open_source(source)
     if plans_repair and opened.asked is not None:
         raise RequestError("a repair plan is one of a whole run", where=source, expected=opened.url)
+    is_whole_run = opened.asked is None and (verifies_all or plans_repair)
+    # Before notes are written: what cannot be read of them is told, and then replaced.
+    records = check_records(opened.storage, opened.lineage) if is_whole_run else []
     reports = []
     for generation in _chosen(opened, verifies_all or plans_repair):
         with reading_bar(f"step {generation.name.step}", is_shown=not as_json and sys.stderr.isatty()) as on_progress:
@@ -54,13 +60,18 @@ def _verify(
         reports.append((generation, report, is_verified))
         if not as_json:
             _print_report(generation, report)
-    holds = all(report.holds for _, report, _ in reports)
-    plan = _plan(opened, {report.generation: report for _, report, _ in reports}) if plans_repair else None
+    holds = all(report.holds for _, report, _ in reports) and all(entry.is_torn for entry in records)
+    plan = _plan(opened, {report.generation: report for _, report, _ in reports}, records) if plans_repair else None
     if as_json:
         answer: dict[str, Any] = {"holds": holds, "checkpoints": [_as_json(*entry) for entry in reports]}
+        if is_whole_run:
+            answer["records"] = [asdict(entry) for entry in records]
         print_json(answer if plan is None else answer | {"repair": asdict(plan)})
     elif plan is not None:
         print_repair_plan(plan)
+    else:
+        for entry in records:
+            print_line(record_text(entry))
     if plan is not None and opened.damage is not None:
         warn(f"which checkpoints are live cannot be told: {opened.damage}")
     if plan is not None and plan.resumes_at is None:
@@ -84,11 +95,11 @@ def _chosen(source: Source, verifies_all: bool) -> list[Generation]:
     return found
 
 
-def _plan(source: Source, found: Mapping[str, Verification]) -> RepairPlan:
+def _plan(source: Source, found: Mapping[str, Verification], records: Sequence[DamagedRecord]) -> RepairPlan:
     states = (*_VERIFIABLE, GenerationState.DELETED)
     generations = [entry for entry in examine_all(source.storage, source.lineage) if entry.state in states]
     live = frozenset(entry.text for entry in generations if source.lineage.is_live(entry.name))
-    return plan_repair(generations, found, live)
+    return plan_repair(generations, found, live, records)
 
 
 def _note(source: Source, report: Verification) -> bool:

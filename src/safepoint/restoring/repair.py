@@ -15,6 +15,7 @@ from safepoint.contract import needed_words
 from safepoint.format.index import ObjectReference
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import MANIFEST
+from safepoint.restoring.records import DamagedRecord
 from safepoint.restoring.verify import Finding, Verification
 
 Use = Literal["next", "fallback", "branch", "partly", "none"]
@@ -63,17 +64,21 @@ class RepairPlan:
     """Say what a run has lost, newest first, and what can be chosen.
 
     `resumes_at` is the step that a start takes; None where there is none. `lost_updates` are those between it and the
-    newest live step that was ever committed here.
+    newest live step that was ever committed here. `records` are small files that do not hold.
     """
 
     resumes_at: int | None
     lost_updates: int
     checkpoints: tuple[Chance, ...]
     files: tuple[DamagedFile, ...]
+    records: tuple[DamagedRecord, ...] = ()
 
 
 def plan_repair(
-    generations: Sequence[Generation], found: Mapping[str, Verification], live: frozenset[str]
+    generations: Sequence[Generation],
+    found: Mapping[str, Verification],
+    live: frozenset[str],
+    records: Sequence[DamagedRecord] = (),
 ) -> RepairPlan:
     """Return what can be chosen, and what a copy would have to bring back.
 
@@ -81,6 +86,7 @@ def plan_repair(
         generations: All of the run that bear a manifest, newest first.
         found: What the verification of each found; those that are marked for deletion need not be there.
         live: Names of those on the live lineage.
+        records: What `check_records` found.
     """
     good = [entry for entry in generations if _holds(entry, found)]
     chosen = next((entry for entry in good if entry.text in live), None)
@@ -92,7 +98,11 @@ def plan_repair(
     newest = max((entry.name.step for entry in generations if entry.text in live), default=0)
     lost = newest - (chosen.name.step if chosen is not None else 0)
     return RepairPlan(
-        chosen.name.step if chosen is not None else None, lost, chances, tuple(_files(generations, found))
+        resumes_at=chosen.name.step if chosen is not None else None,
+        lost_updates=lost,
+        checkpoints=chances,
+        files=tuple(_files(generations, found)),
+        records=tuple(records),
     )
 
 

@@ -153,10 +153,12 @@ class _Chosen(msgspec.Struct, frozen=True):
     """Hold what the leader chose: a committed generation, or none, and what it found unusable on the way.
 
     `older` tells of an older one that keeps the contract, where the chosen one says of itself that it does not.
+    `damage` are records of the run and its starts that could not be read.
     """
 
     manifest: Manifest | None
     refused: list[Refusal]
+    damage: list[Refusal]
     older: str = ""
 
 
@@ -168,6 +170,7 @@ def _restore_newest(context: RestoreContext, lineage: Lineage, wish: Wish, choic
         chosen = context.ranks.led(partial(_choose, context, lineage, wish, outcome, full), _Chosen)
         outcome.refused.update({refusal.generation: refusal for refusal in chosen.refused})
         outcome.durations_s["select"] = context.ambient.monotonic() - started
+        outcome.notes = [f"{entry.file} does not hold: {entry.reason}" for entry in chosen.damage]
         manifest = chosen.manifest
         if manifest is None:
             return
@@ -192,11 +195,11 @@ def _choose(context: RestoreContext, lineage: Lineage, wish: Wish, outcome: Rest
     if generation is None:
         refused = outcome.refused | {refusal.generation: refusal for refusal in met}
         nothing_found(context.storage, lineage, wish, refused)
-        return _Chosen(None, met)
+        return _Chosen(None, met, list(lineage.damage))
     manifest = generation.manifest
     full.extend(filter(None, [manifest]))
     older = "" if manifest is None else older_that_keeps(context, lineage, manifest)
-    return _Chosen(told_manifest(context.ranks, manifest), met, older)
+    return _Chosen(told_manifest(context.ranks, manifest), met, list(lineage.damage), older)
 
 
 def _left_behind(
