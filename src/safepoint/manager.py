@@ -29,6 +29,7 @@ from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext
 from safepoint.restoring.select import Wish
 from safepoint.restoring.together import SHORTEST_SILENCE_S, Ranks
+from safepoint.retention.after_save import Retention
 from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
@@ -141,7 +142,7 @@ class CheckpointManager:
             group,
             self._ambient,
             schedule=save or Schedule(),
-            keep=keep,
+            retention=Retention(self._storage, ambient, policy=keep, accepts=contract.accepts),
             background=staging_of(staging_memory, background=background, copies_behind=copy_behind),
             full_every=full_every(incremental),
             deadline_s=deadline_s,

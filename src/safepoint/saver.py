@@ -30,8 +30,7 @@ from safepoint.evidence import Evidence
 from safepoint.group.agreement import lead
 from safepoint.group.base import Group
 from safepoint.joining.follower import RankSession
-from safepoint.retention.policy import Keep
-from safepoint.retention.retain import Known, retain
+from safepoint.retention.after_save import Retention
 from safepoint.saving.background import BackgroundSaver, SaveHandle, mark_begun, tidy
 from safepoint.saving.capture import Snapshot
 from safepoint.saving.context import SaveContext, SaveResult, StagedSave, Staging
@@ -58,7 +57,7 @@ class Saver:
 
     Args:
         schedule: When a save is due.
-        keep: Which checkpoints stay; None keeps all.
+        retention: Which checkpoints stay, decided after each committed save.
         background: Whether the second half of a save runs beside the training, and with which memory.
         full_every: Of so many saves one refers to no earlier one.
         deadline_s: How long a save waits for other ranks.
@@ -75,7 +74,7 @@ class Saver:
         ambient: Ambient,
         *,
         schedule: Schedule,
-        keep: Keep | None,
+        retention: Retention,
         background: bool | Staging,
         full_every: int = 1,
         deadline_s: float,
@@ -93,7 +92,7 @@ class Saver:
         self._stop = stop or Stop(None, group, ambient)
         self._due = DueClock(schedule, self._stop, group, ambient, deadline_s=deadline_s)
         self._refuses_difference = refuses_difference
-        self._keep = keep
+        self._retention = retention
         self._is_background = bool(background)
         self._staging = background if isinstance(background, Staging) else Staging()
         self._deadline_s = deadline_s
@@ -101,9 +100,7 @@ class Saver:
         self._workspace = self._staging.workspace(Increments(full_every))
         self._thread = BackgroundSaver(ambient)
         self._failures = 0
-        self._unmet = ""
         self._unknown: set[str] = set()
-        self._known = Known()
         self._deferred: SaveHandle | None = None
         self._last_step, self._last_time = 0, ambient.monotonic()
         self._was_due = False
@@ -363,23 +360,10 @@ class Saver:
             _log.warning("the leader was not heard of after a save: %s", exc)
 
     def _retain(self, session: RankSession) -> None:
-        report = retain(
-            self._storage,
-            run=session.claim.run,
-            incarnation=session.claim.incarnation,
-            policy=self._keep,
-            ambient=self._ambient,
-            unknown=frozenset(self._unknown),
-            known=self._known,
-        )
-        for generation in report.swept.deleted:
+        claim = session.claim
+        deleted = self._retention.retain(run=claim.run, incarnation=claim.incarnation, unknown=self._unknown)
+        for generation in deleted:
             session.journal.event("deleted", generation=generation)
-        for text in (*report.warnings, *filter(None, [report.stopped])):
-            _log.warning("retention: %s", text)
-        if report.unmet != self._unmet:
-            self._unmet = report.unmet
-            if report.unmet:
-                _log.warning("retention: %s", report.unmet)
 
     def _own_up(self, handle: SaveHandle, *, is_explicit: bool) -> None:
         error = handle.error

@@ -24,6 +24,7 @@ from safepoint.restoring.match import Choice
 from safepoint.restoring.outcome import RestoreReport
 from safepoint.restoring.restore import RestoreContext, Restored, restore
 from safepoint.restoring.select import Wish
+from safepoint.retention.after_save import Retention
 from safepoint.retention.policy import Keep, keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
@@ -151,7 +152,7 @@ class Job:
             SoloGroup(),
             self.ambient,
             schedule=Schedule(),
-            keep=keeps,
+            retention=Retention(storage, self.ambient, policy=keeps),
             background=is_background,
             deadline_s=10,
             evidence=Evidence(None, self.items),

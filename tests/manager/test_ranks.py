@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import safepoint as sp
-from safepoint import saver
 from safepoint.ambient import Ambient
 from safepoint.group.base import Group
+from safepoint.retention import after_save
 from safepoint.storage.memory import MemoryStorage
 from safepoint.testing.ranks import RankThread, RankThreads
 
@@ -78,13 +78,13 @@ def test_no_rank_trains_on_while_the_leader_deletes(
     """They would wait for it in a collective, whose time-out may be shorter."""
     took_s = 20.0
     seen_s: dict[int, tuple[float, float]] = {}
-    retain = saver.retain
+    retain = after_save.retain
 
     def slow(*args: Any, ambient: Ambient, **rest: Any) -> Any:
         ambient.sleep(took_s)
         return retain(*args, ambient=ambient, **rest)
 
-    monkeypatch.setattr(saver, "retain", slow)
+    monkeypatch.setattr(after_save, "retain", slow)
 
     def act(manager: sp.CheckpointManager, rank: int) -> None:
         manager.restore()

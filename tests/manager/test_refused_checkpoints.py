@@ -18,9 +18,9 @@ EPOCH = 8
 INTERVAL = 4
 
 
-def manager_of(run: Path, **options: Any) -> sp.CheckpointManager:
+def manager_of(run: Path, *, interval: int = INTERVAL, **options: Any) -> sp.CheckpointManager:
     torch.manual_seed(0)
-    return sp.CheckpointManager(run, {"model": torch.nn.Linear(1, 1)}, save=sp.every(updates=INTERVAL), **options)
+    return sp.CheckpointManager(run, {"model": torch.nn.Linear(1, 1)}, save=sp.every(updates=interval), **options)
 
 
 def train(run: Path, updates: int, **options: Any) -> None:
@@ -103,3 +103,36 @@ def test_of_another_run_the_older_checkpoint_is_named_as_a_source(tmp_path: Path
     with manager_of(tmp_path / "next") as manager, pytest.raises(sp.ContractError) as caught:
         manager.restore(source=run)
     assert caught.value.remedy.endswith(f"restore(source='{run}@8').")
+
+
+def steps(run: Path) -> list[int]:
+    return [checkpoint.step for checkpoint in sp.open_run(run).checkpoints()]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_the_contract_refuses_never_takes_the_place_of_the_newest_one_that_it_does_not(
+    tmp_path: Path, background: bool
+) -> None:
+    """Spec: C12.9"""
+    train(run := tmp_path / "run", 14, interval=2, keep=sp.keep(last=2), background=background)
+    assert steps(run) == [14, 12, 8], "14 and 12 are the last two, and lie inside the second epoch"
+    with manager_of(run) as manager, pytest.raises(sp.ContractError, match=r"restore\(step=8, branch=True\)"):
+        manager.restore()
+    with manager_of(run) as manager:
+        assert manager.restore(step=8, branch=True).promise.level == "exact"
+    train(longer := tmp_path / "longer", 18, interval=2, keep=sp.keep(last=2), background=background)
+    assert steps(longer) == [18, 16], "the end of the second epoch is a newer one"
+
+
+def test_retention_goes_by_the_permits_of_the_run_and_prune_by_what_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract = sp.Contract(permit={"data_position"})
+    train(permitted := tmp_path / "permitted", 14, interval=2, keep=sp.keep(last=2), contract=contract)
+    assert steps(permitted) == [14, 12]
+    train(run := tmp_path / "run", 14, interval=2)
+    capsys.readouterr()
+    assert main(["prune", str(run), "--keep-last", "2", "--dry-run", "--json"]) == 0
+    decisions = json.loads(capsys.readouterr().out)["decisions"]
+    assert [entry["step"] for entry in decisions if entry["is_kept"]] == [14, 12, 8]
+    assert decisions[3]["reasons"] == ["the newest that says nothing of itself that the contract refuses"]

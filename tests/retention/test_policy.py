@@ -24,12 +24,13 @@ def candidate(
     is_verified: bool = False,
     shares: str | None = None,
     hour: float | None = None,
+    is_refused: bool = False,
 ) -> Candidate:
     name = f"g{step}"
     objects = {(name, "data")} | ({(shares, "data")} if shares else set())
     metrics = {} if loss is None else {"loss": loss}
     saved_s = None if hour is None else hour * 3600
-    return Candidate(name, step, standing, is_verified, metrics, frozenset(objects), saved_s)
+    return Candidate(name, step, standing, is_verified, metrics, frozenset(objects), saved_s, is_refused)
 
 
 def kept(candidates: list[Candidate], policy: Keep, **protected: str) -> list[int]:
@@ -53,7 +54,16 @@ def test_a_limit_of_one_leaves_two_that_share_nothing() -> None:
     assert kept([candidate(1)], keep(last=1)) == [1]
 
 
-def test_a_doubtful_one_stays_beside_what_is_kept_without_it_and_takes_no_place() -> None:
+def test_the_newest_one_that_the_contract_does_not_refuse_stays_until_there_is_a_newer_one() -> None:
+    """Spec: C12.9"""
+    found = [candidate(1), candidate(2), *(candidate(step, is_refused=True) for step in (3, 4, 5))]
+    assert kept(found, keep(last=2)) == [2, 4, 5]
+    assert kept([*found, candidate(6)], keep(last=2)) == [5, 6]
+    assert kept([candidate(step, is_refused=True) for step in (1, 2, 3)], keep(last=2)) == [2, 3]
+    assert kept([candidate(1), candidate(2, "damaged"), *found[2:]], keep(last=2)) == [1, 4, 5]
+
+
+def test_a_doubtful_one_beside_what_is_kept_without_it_and_takes_no_place() -> None:
     """Spec: C12.5"""
     four = [candidate(1), candidate(2), candidate(3, "doubtful"), candidate(4)]
     assert kept(four, keep(last=2)) == [2, 3, 4]

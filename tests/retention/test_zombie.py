@@ -117,9 +117,9 @@ class Stage:
         old = Job(self.gate, self.world, pid=1, keeps=None)
         old.start()
         old.live(10, 20, 30)
-        old.saver._keep = keep(last=3)
+        old.saver._retention.policy = keep(last=3)
         old.live(35)
-        old.saver._keep = keep(last=2)
+        old.saver._retention.policy = keep(last=2)
         retained, verbs = old.saver._retain, list[str]()
 
         def retain(session: RankSession) -> None:

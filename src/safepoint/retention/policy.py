@@ -5,7 +5,8 @@
    that a start off the lineage has marked is doubtful: each rule keeps it beside those that it keeps without it.
 2. Two good checkpoints that share no object always stay, whatever the policy says, or else nothing is deleted.
 3. The newest one whose every byte was read back stays until a newer one was read back.
-4. No clock is read. Ages are told by the times that the run's own saves recorded, and a wrong time keeps more, not
+4. The newest one of which nothing is known that the contract refuses stays until there is a newer such one.
+5. No clock is read. Ages are told by the times that the run's own saves recorded, and a wrong time keeps more, not
    less, wherever another time shows that it is wrong.
 
 Spec: C12.
@@ -64,7 +65,8 @@ def keep(
 ) -> Keep:
     """Keep the newest checkpoints, the best one, one at regular steps and the recent ones; what one rule keeps stays.
 
-    Two checkpoints that share nothing stay in any case, also with ``last=1``.
+    Two checkpoints that share nothing stay in any case, also with ``last=1``, and the newest one of which nothing is
+    known that the contract refuses.
 
     Args:
         last: How many of the newest good checkpoints, at least 1.
@@ -85,7 +87,8 @@ class Candidate:
     """Hold what the policy needs to know of one generation.
 
     `objects` are those that its manifest names, as (generation, name), an ancestor's included. `saved_s` is when it was
-    saved, as it says, in seconds since 1970; None where that cannot be read.
+    saved, as it says, in seconds since 1970; None where that cannot be read. `is_refused` tells that a start would be
+    refused by what it says of itself.
     """
 
     generation: str
@@ -95,6 +98,7 @@ class Candidate:
     metrics: Mapping[str, float] = field(default_factory=dict)
     objects: frozenset[tuple[str, str]] = frozenset()
     saved_s: float | None = None
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,9 @@ def _kept_by_rules(good: Sequence[Candidate], policy: Keep) -> dict[str, list[st
     verified = next((entry for entry in good if entry.is_verified), None)
     if verified is not None:
         reasons[verified.generation].append("the newest whose every byte was read back")
+    accepted = next((entry for entry in good if not entry.is_refused), None)
+    if accepted is not None and accepted is not good[0]:
+        reasons[accepted.generation].append("the newest that says nothing of itself that the contract refuses")
     return reasons
 
 

@@ -8,11 +8,12 @@ Spec: C12.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from safepoint.ambient import Ambient
 from safepoint.catalog import Incarnation, Lineage, examine_all, read_lineage
+from safepoint.contract import Reason
 from safepoint.errors import SafepointError
 from safepoint.notes import Manifests
 from safepoint.retention.mark import mark
@@ -64,6 +65,7 @@ def retain(
     protected: Collection[str] = (),
     unknown: Collection[str] = (),
     known: Known | None = None,
+    accepts: Callable[[Reason], bool] | None = None,
 ) -> RetentionReport:
     """Sweep what earlier saves marked, then mark what the policy lets go; to be called after a committed save.
 
@@ -78,6 +80,7 @@ def retain(
         protected: Generations that stay whatever the policy says, such as a base that later saves refer to.
         unknown: Generations whose save ended without a known outcome: they are neither counted nor deleted.
         known: What earlier calls for this run have read.
+        accepts: Whether the contract of the run accepts a reason; None for what each checkpoint records of it.
 
     Spec: C12.
     """
@@ -90,7 +93,9 @@ def retain(
         swept = sweep(storage, lineage, incarnation, protected=protected, unknown=unknown, manifests=manifests)
         if policy is None or swept.stopped:
             return RetentionReport(swept, warnings=swept.warnings, stopped=swept.stopped)
-        planned = plan_retention(storage, lineage, policy, protected=protected, unknown=unknown, manifests=manifests)
+        planned = plan_retention(
+            storage, lineage, policy, protected=protected, unknown=unknown, manifests=manifests, accepts=accepts
+        )
         kept = {*protected, *unknown, *resumed_lately(lineage)}
         marked, warnings = mark(storage, lineage, incarnation, run, planned.decisions, kept, ambient=ambient)
     except (SafepointError, OSError) as exc:
@@ -107,13 +112,14 @@ def plan_retention(
     protected: Collection[str] = (),
     unknown: Collection[str] = (),
     manifests: Manifests | None = None,
+    accepts: Callable[[Reason], bool] | None = None,
 ) -> RetentionPlan:
     """Return what would be decided; changes nothing.
 
     Spec: C12.
     """
     found = examine_all(storage, lineage, manifests)
-    candidates = candidates_among(storage, lineage, found, unknown=unknown)
+    candidates = candidates_among(storage, lineage, found, unknown=unknown, accepts=accepts)
     reasons = {generation: "protected by its manager" for generation in protected} | resumed_lately(lineage)
     reasons |= pins_among(storage, (entry.generation for entry in candidates))
     decisions = decide(candidates, policy, protected=reasons)

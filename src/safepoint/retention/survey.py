@@ -6,10 +6,11 @@ Spec: C12.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from safepoint.catalog import Generation, GenerationState, Lineage
+from safepoint.contract import Reason, lacking, needed_words
 from safepoint.errors import CorruptionError
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import TOMBSTONE, generation_path
@@ -27,7 +28,12 @@ _STANDINGS: dict[GenerationState, Standing] = {
 
 
 def candidates_among(
-    storage: Storage, lineage: Lineage, generations: Iterable[Generation], *, unknown: Collection[str] = ()
+    storage: Storage,
+    lineage: Lineage,
+    generations: Iterable[Generation],
+    *,
+    unknown: Collection[str] = (),
+    accepts: Callable[[Reason], bool] | None = None,
 ) -> list[Candidate]:
     """Return what the policy may decide on: generations whose manifest tells what they hold, and not marked already.
 
@@ -38,6 +44,7 @@ def candidates_among(
         lineage: The run's lineage.
         generations: What was found, newest first.
         unknown: Names of generations whose save ended without a known outcome.
+        accepts: Whether the contract accepts a reason; None for the level that each one records, without permits.
     """
     found = []
     for entry in generations:
@@ -55,6 +62,7 @@ def candidates_among(
                 metrics=_numbers(entry.manifest),
                 objects=objects_of(entry.manifest),
                 saved_s=_moment(entry.manifest.created),
+                is_refused=bool(_refused_words(entry.manifest, accepts)),
             )
         )
     return found
@@ -99,6 +107,10 @@ def pins_among(storage: Storage, generations: Iterable[str]) -> dict[str, str]:
     """
     pins = ((generation, read_pin(storage, generation)) for generation in generations)
     return {generation: f"pinned: {pin.reason}" for generation, pin in pins if pin is not None}
+
+
+def _refused_words(manifest: Manifest, accepts: Callable[[Reason], bool] | None) -> Mapping[str, str]:
+    return needed_words(manifest) if accepts is None else lacking(manifest.conditions.reasons, accepts)
 
 
 def _moment(text: str) -> float | None:

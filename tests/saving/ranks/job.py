@@ -23,6 +23,7 @@ from safepoint.joining.follower import RankSession
 from safepoint.membership import Membership, record_start
 from safepoint.restoring.restore import Restored
 from safepoint.restoring.select import Wish
+from safepoint.retention.after_save import Retention
 from safepoint.retention.policy import Keep
 from safepoint.saver import Saver
 from safepoint.saving.background import SaveHandle
@@ -109,7 +110,7 @@ class Rank:
             group,
             ambient,
             schedule=self.schedule,
-            keep=self.keeps,
+            retention=Retention(self.storage, ambient, policy=self.keeps),
             background=self.is_background,
             deadline_s=DEADLINE_S,
             evidence=Evidence(None, {}),
