@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from safepoint.errors import RequestError
 from safepoint.state import module_draft
 from safepoint.state.draft import Draft
 from safepoint.state.module_draft import draft_module
@@ -73,8 +74,18 @@ def test_plain_tensors_are_described_without_a_call_for_each(monkeypatch: pytest
     assert len(drafted(Odd()).tensors) == 13 + 1
 
 
-def test_a_tensor_that_cannot_be_stored_is_refused_by_its_path() -> None:
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.ones(2, device="meta"),
+        torch._efficientzerotensor((2,)),
+        torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+    ],
+    ids=["meta", "zero", "nested"],
+)
+def test_a_tensor_that_cannot_be_stored_is_refused_by_its_path(odd: torch.Tensor) -> None:
     module = labelled()
-    module.register_buffer("far", torch.ones(2, device="meta"))
-    with pytest.raises(Exception, match=r"m\.far"):
+    module.register_buffer("odd", odd)
+    with pytest.raises(RequestError, match=r"m\.odd"):
         drafted(module)

@@ -68,7 +68,9 @@ def _place(tensor: torch.Tensor) -> object:
         torch.nn.parameter.is_lazy(tensor) or is_distributed(tensor) or type(tensor.detach()) is not torch.Tensor
     ):
         return id(tensor)
-    if tensor.layout != torch.strided or tensor.numel() == 0 or is_transformed(tensor):
+    if tensor.layout != torch.strided or tensor.is_nested or tensor._is_zerotensor() or is_transformed(tensor):
+        return id(tensor)
+    if tensor.numel() == 0:
         return id(tensor)
     storage = tensor.untyped_storage().data_ptr()
     view = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
