@@ -142,7 +142,7 @@ class CheckpointManager:
             group,
             self._ambient,
             schedule=save or Schedule(),
-            retention=Retention(self._storage, ambient, policy=keep, accepts=contract.accepts),
+            retention=Retention(ambient, policy=keep, accepts=contract.accepts),
             background=staging_of(staging_memory, background=background, copies_behind=copy_behind),
             full_every=full_every(incremental),
             deadline_s=deadline_s,

@@ -361,7 +361,9 @@ class Saver:
 
     def _retain(self, session: RankSession) -> None:
         claim = session.claim
-        deleted = self._retention.retain(run=claim.run, incarnation=claim.incarnation, unknown=self._unknown)
+        deleted = self._retention.retain(
+            self._storage, run=claim.run, incarnation=claim.incarnation, unknown=self._unknown
+        )
         for generation in deleted:
             session.journal.event("deleted", generation=generation)
 

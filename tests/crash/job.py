@@ -152,7 +152,7 @@ class Job:
             SoloGroup(),
             self.ambient,
             schedule=Schedule(),
-            retention=Retention(storage, self.ambient, policy=keeps),
+            retention=Retention(self.ambient, policy=keeps),
             background=is_background,
             deadline_s=10,
             evidence=Evidence(None, self.items),

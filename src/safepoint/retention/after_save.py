@@ -23,24 +23,18 @@ class Retention:
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        ambient: Ambient,
-        *,
-        policy: Keep | None,
-        accepts: Callable[[Reason], bool] | None = None,
+        self, ambient: Ambient, *, policy: Keep | None, accepts: Callable[[Reason], bool] | None = None
     ) -> None:
-        self._storage = storage
         self._ambient = ambient
         self.policy = policy
         self._accepts = accepts
         self._known = Known()
         self._unmet = ""
 
-    def retain(self, *, run: str, incarnation: int, unknown: Collection[str]) -> tuple[str, ...]:
+    def retain(self, storage: Storage, *, run: str, incarnation: int, unknown: Collection[str]) -> tuple[str, ...]:
         """Sweep and mark as `safepoint.retention.retain.retain` does, and return what was swept."""
         report = retain(
-            self._storage,
+            storage,
             run=run,
             incarnation=incarnation,
             policy=self.policy,

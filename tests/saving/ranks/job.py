@@ -110,7 +110,7 @@ class Rank:
             group,
             ambient,
             schedule=self.schedule,
-            retention=Retention(self.storage, ambient, policy=self.keeps),
+            retention=Retention(ambient, policy=self.keeps),
             background=self.is_background,
             deadline_s=DEADLINE_S,
             evidence=Evidence(None, {}),
