@@ -69,3 +69,20 @@ def test_without_a_schedule_only_what_is_asked_for_is_saved(tmp_path: Path) -> N
 def test_a_schedule_that_says_nothing_or_nonsense_is_a_wrong_call(wrong: dict[str, float]) -> None:
     with pytest.raises(sp.RequestError):
         sp.every(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_second_save_of_one_boundary_takes_no_second_place_among_the_last(tmp_path: Path) -> None:
+    """Spec: C12.10"""
+    state = {"value": 0}
+    options = {"save": sp.every(updates=2), "keep": sp.keep(last=2)}
+    with sp.CheckpointManager(tmp_path / "run", {"state": state}, **options) as manager:
+        manager.restore()
+        for _ in range(6):
+            manager.after_update()
+        state["value"] = 7
+        manager.save()
+    assert [checkpoint.step for checkpoint in sp.open_run(tmp_path / "run").checkpoints()] == [6, 4]
+    state["value"] = 0
+    with sp.CheckpointManager(tmp_path / "run", {"state": state}, **options) as manager:
+        assert manager.restore().step == 6
+    assert state == {"value": 7}, "what was saved last"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -63,7 +64,21 @@ def test_the_newest_one_that_the_contract_does_not_refuse_stays_until_there_is_a
     assert kept([candidate(1), candidate(2, "damaged"), *found[2:]], keep(last=2)) == [1, 4, 5]
 
 
-def test_a_doubtful_one_beside_what_is_kept_without_it_and_takes_no_place() -> None:
+def test_of_two_of_one_step_the_newer_takes_the_only_place() -> None:
+    """Spec: C12.10"""
+    first, second = candidate(96, loss=0.1), replace(candidate(96, loss=0.1), generation="g96-again")
+    second = replace(second, objects=frozenset({("g96-again", "data")}))
+    found = [second, first, candidate(80), candidate(64), candidate(48, "damaged")]
+    decided = {entry.generation: entry.is_kept for entry in decide(found, keep(last=2), protected={})}
+    assert decided == {"g96-again": True, "g96": False, "g80": True, "g64": False, "g48": False}
+    for policy, protected in ((keep(last=2, best=("loss", "min")), {}), (keep(last=2), {"g96": "pinned"})):
+        kept_ones = {entry.generation for entry in decide(found, policy, protected=protected) if entry.is_kept}
+        assert kept_ones == {"g96-again", "g96", "g80"}, "of equal ones the older stays as the best"
+    damaged = [candidate(100, "damaged"), second, first, candidate(90, "damaged")]
+    assert all(entry.is_kept for entry in decide(damaged, keep(last=2), protected={})), "of one newer step only"
+
+
+def test_a_doubtful_one_stays_beside_what_is_kept_without_it_and_takes_no_place() -> None:
     """Spec: C12.5"""
     four = [candidate(1), candidate(2), candidate(3, "doubtful"), candidate(4)]
     assert kept(four, keep(last=2)) == [2, 3, 4]

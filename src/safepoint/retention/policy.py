@@ -2,7 +2,8 @@
 
 1. Only good checkpoints count: committed, whole, on the live lineage, with a known outcome. A damaged or superseded one
    never takes the place of a good one, and one whose outcome is unknown is neither counted nor deleted. A good one
-   that a start off the lineage has marked is doubtful: each rule keeps it beside those that it keeps without it.
+   that a start off the lineage has marked is doubtful: each rule keeps it beside those that it keeps without it. Of
+   several good ones of one step only the newest is counted.
 2. Two good checkpoints that share no object always stay, whatever the policy says, or else nothing is deleted.
 3. The newest one whose every byte was read back stays until a newer one was read back.
 4. The newest one of which nothing is known that the contract refuses stays until there is a newer such one.
@@ -69,7 +70,7 @@ def keep(
     known that the contract refuses.
 
     Args:
-        last: How many of the newest good checkpoints, at least 1.
+        last: How many of the newest good checkpoints, at least 1; of several of one step the newest alone.
         best: A metric given to `after_update` and whether its ``min`` or ``max`` is best; a checkpoint without a finite
             value is never the best, and of equal ones the older stays.
         every: Keep, for each multiple of this number of steps, the first good checkpoint at or after it.
@@ -165,7 +166,7 @@ def _usable(candidates: Sequence[Candidate]) -> list[Candidate]:
 def _kept_by_rules(good: Sequence[Candidate], policy: Keep) -> dict[str, list[str]]:
     """Return for each of some good ones, newest first, why the policy's rules keep it; nothing where none does."""
     reasons: dict[str, list[str]] = {entry.generation: [] for entry in good}
-    for number, entry in enumerate(good[: policy.last]):
+    for number, entry in enumerate(_newest_of_steps(good)[: policy.last]):
         reasons[entry.generation].append("the newest" if number == 0 else f"among the last {policy.last}")
     if policy.every is not None:
         for generation, multiple in _regular(good, policy.every).items():
@@ -181,6 +182,13 @@ def _kept_by_rules(good: Sequence[Candidate], policy: Keep) -> dict[str, list[st
     if accepted is not None and accepted is not good[0]:
         reasons[accepted.generation].append("the newest that says nothing of itself that the contract refuses")
     return reasons
+
+
+def _newest_of_steps(good: Sequence[Candidate]) -> list[Candidate]:
+    newest: dict[int, Candidate] = {}
+    for entry in good:
+        newest.setdefault(entry.step, entry)
+    return list(newest.values())
 
 
 def _unusable(name: str, expected: str, found: object) -> RequestError:
@@ -252,7 +260,7 @@ def _add_others(
             reasons[entry.generation].append("the outcome of its save is not known; it counts for nothing")
         if entry.standing == "superseded" and entry.step >= newest_step:
             reasons[entry.generation].append("superseded, but the live branch has no newer step")
-        newer = sum(1 for other in good if other.step > entry.step)
+        newer = len({other.step for other in good if other.step > entry.step})
         if entry.standing == "damaged" and newer < max(policy.last, 2):
             reasons[entry.generation].append("damaged; it counts for nothing, and stays until newer ones are good")
 
