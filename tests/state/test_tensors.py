@@ -192,6 +192,14 @@ def test_a_tensor_that_is_written_to_before_it_is_read_is_torn() -> None:
         source.copy_into(memoryview(bytearray(12)))
 
 
+def test_a_tensor_that_loses_its_memory_before_it_is_read_is_named() -> None:
+    tensor = torch.ones(4)
+    source = TensorSource.of(tensor, "model: weight")
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(TornSnapshotError, match=r"resized.*model: weight"):
+        source.copy_into(memoryview(bytearray(16)))
+
+
 @pytest.mark.parametrize(
     "live",
     [torch.tensor([1 + 2j]).conj().imag, torch.arange(6.0).reshape(2, 3)[1:, 1:2].as_strided((1, 1), (3, 2))],

@@ -95,11 +95,17 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
         """Copy the dense bytes; a tensor of an accelerator goes to host memory without a second host copy.
 
         Raises:
-            TornSnapshotError: The tensor was written to since the boundary.
+            TornSnapshotError: The tensor was written to since the boundary, or its memory was given back.
         """
         _check_size(buffer.nbytes, self.nbytes)
         if self.nbytes == 0:
             return
+        if is_freed(self.tensor):
+            raise TornSnapshotError(
+                "a tensor's storage was resized while it was saved",
+                where=self.name,
+                remedy="Nothing was published. Let no code that runs during a save, such as a state_dict(), resize it.",
+            )
         torch.frombuffer(buffer, dtype=torch.uint8).copy_(as_bytes(_dense(self.tensor)))
         self.check()
 
