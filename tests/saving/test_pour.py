@@ -182,14 +182,16 @@ def test_a_chunk_may_span_pieces_and_is_gathered_alone() -> None:
 class Lagging:
     """A writer that takes a piece only when the origin has filled as many further ones as it may."""
 
-    def __init__(self, origin: Filling, size_bytes: int) -> None:
+    def __init__(self, origin: Filling, bounds: Sequence[int]) -> None:
         self.data = bytearray()
-        self._origin, self._size_bytes = origin, size_bytes
+        self._origin, self._bounds = origin, bounds
 
     def write(self, data: memoryview) -> None:
-        ahead = len(self.data) + (1 + self._origin.depth) * PIECE
-        assert self._origin.wait_for(min(ahead, self._size_bytes))
+        number = self._bounds.index(len(self.data))
+        ahead = min(number + 1 + self._origin.depth, len(self._bounds) - 1)
+        assert self._origin.wait_for(self._bounds[ahead])
         self.data += data
+        assert len(self.data) == self._bounds[number + 1]
 
     def finish(self) -> None:
         return None
@@ -201,11 +203,9 @@ class Lagging:
 class Filling:
     """Count how much of the file the origin has filled."""
 
-    piece_bytes = PIECE
-
     def __init__(self, inner: Origin) -> None:
         self._inner, self._filled, self._changed = inner, 0, threading.Condition()
-        self.depth = inner.depth
+        self.piece_bytes, self.depth = inner.piece_bytes, inner.depth
 
     def piece(self, begin: int, end: int) -> memoryview:
         return self._inner.piece(begin, end)
@@ -225,9 +225,21 @@ def test_no_piece_is_filled_again_before_it_is_written(chance: random.Random) ->
     content = chance.randbytes(20 * PIECE + 17)
     form = form_of([box("w", len(content))], is_alone=True)
     origin = Filling(live(form, [Dense(content)]))
-    writer = Lagging(origin, form.size_bytes)
+    writer = Lagging(origin, [*range(0, form.size_bytes, PIECE), form.size_bytes])
     pour(writer, form, origin)
     assert writer.data == form.header + content
+
+
+# A file of one piece goes whole: nothing is written beside anything else.
+@pytest.mark.parametrize(("size", "begins"), [(3, [0]), (22, [0, 1, 2, 4, 8, 12, 16, 20])])
+def test_the_disk_need_not_wait_for_a_whole_piece(size: int, begins: list[int], chance: random.Random) -> None:
+    content = chance.randbytes(size << 20)
+    form = form_of([box("w", len(content))], is_alone=True)
+    origin = Filling(LiveOrigin(form, [Dense(content)], Ring(piece_bytes=4 << 20)))
+    writer = Lagging(origin, [*(begin << 20 for begin in begins), form.size_bytes])
+    digests = pour(writer, form, origin)
+    assert writer.data == form.header + content
+    assert digests == [xxhash.xxh3_128_hexdigest(part) for part in (form.header, content)]
 
 
 @pytest.mark.parametrize("number", [0, 1, 4, 20])

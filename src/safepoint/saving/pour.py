@@ -9,9 +9,9 @@ Spec: F3.10.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import xxhash
@@ -93,8 +93,8 @@ def pour(
     depth = origin.depth if form.size_bytes > origin.piece_bytes else 0
     now = clock()
     with Conveyor(writer, depth=depth) as conveyor:
-        for begin in range(0, form.size_bytes, origin.piece_bytes):
-            piece = origin.piece(begin, min(begin + origin.piece_bytes, form.size_bytes))
+        for begin, end in pairwise(_bounds(form.size_bytes, origin.piece_bytes)):
+            piece = origin.piece(begin, end)
             for start in range(0, len(piece), _STEP_BYTES):
                 view = piece[start : start + _STEP_BYTES]
                 origin.fill(view)
@@ -112,6 +112,20 @@ def pour(
         now = clock()
     spent.storage_s += clock() - now
     return digests.found
+
+
+def _bounds(size_bytes: int, piece_bytes: int) -> Iterator[int]:
+    """Yield where the pieces of a file begin, and its end; the first of several goes in ever larger parts.
+
+    The disk has nothing to do until it has a part.
+    """
+    yield 0
+    bound = _STEP_BYTES
+    while bound < piece_bytes < size_bytes:
+        yield bound
+        bound *= 2
+    yield from range(piece_bytes, size_bytes, piece_bytes)
+    yield size_bytes
 
 
 class _Digests:

@@ -40,12 +40,12 @@ class Ring:
         self.landing = Landing()
         self._memory: mmap.mmap | None = None
 
-    def piece(self, number: int, size_bytes: int) -> memoryview:
-        """Return the piece that is used at this turn; the one of as many turns before as there are pieces is void."""
+    def piece(self, begin: int, end: int) -> memoryview:
+        """Return the memory of a range of a file, which is within one piece; what is all pieces before it is void."""
         if self._memory is None:
             self._memory = aligned_memory(self.count * self.piece_bytes)
-        begin = number % self.count * self.piece_bytes
-        return memoryview(self._memory)[begin : begin + size_bytes]
+        place = begin % len(self._memory)
+        return memoryview(self._memory)[place : place + end - begin]
 
 
 class LiveOrigin:
@@ -82,7 +82,7 @@ class LiveOrigin:
 
     def piece(self, begin: int, end: int) -> memoryview:
         """Return the next piece of the ring."""
-        return self._ring.piece(begin // self.piece_bytes, end - begin)
+        return self._ring.piece(begin, end)
 
     def fill(self, view: memoryview) -> None:
         """Copy the next bytes; boxes that lie wholly in the view are copied many at once, with the interpreter held.
