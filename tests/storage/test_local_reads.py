@@ -226,3 +226,29 @@ def test_a_storage_without_a_way_of_its_own_is_read_part_by_part(content: bytes)
     storage.make_root()
     storage.put("file", content)
     assert filled(storage, 9, [60_000, 0, 7]) == content[9:60_016]
+
+
+def test_a_file_that_stays_open_is_asked_before_each_read_whether_the_cache_holds_it(
+    storage: LocalStorage, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = iter([False, True, True, False, False])
+    passes: list[bool] = []
+
+    def noted(_descriptor: int, *, is_on: bool) -> bool:
+        passes.append(is_on)
+        return is_on
+
+    monkeypatch.setattr(local_reads, "is_cached", lambda *_place: next(cached))
+    monkeypatch.setattr(local_reads, "pass_cache", noted)
+    part = memoryview(bytearray(5000))
+    with opened(storage, "file", aligned_buffer(BUFFER)) as reader:
+        for offset, expected in [
+            (3, [True]),
+            (9000, [True, False]),
+            (0, [True, False]),
+            (70_000, [True, False, True]),
+            (50_000, [True, False, True, False, True]),
+        ]:
+            list(reader.fill(offset, [part]))
+            assert (part, passes) == (content[offset : offset + 5000], expected)
+    assert next(cached, None) is None

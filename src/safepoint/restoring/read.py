@@ -35,7 +35,7 @@ from safepoint.restoring.runs import RUN_BYTES, Batch, Run, batches_of
 from safepoint.restoring.workers import Workers
 from safepoint.state.item import Target, is_temporary
 from safepoint.storage.base import Storage
-from safepoint.storage.reading import ObjectReader, Streaming, aligned_buffer, opened
+from safepoint.storage.reading import Desk, ObjectReader, Streaming, desks
 
 # Two for the disk, so that it does not rest while the third one copies and digests.
 READERS = 3
@@ -100,8 +100,7 @@ def _read_near(
 ) -> int:
     """Fill targets by way of their own memory."""
     total, begun = 0, deque[_Begun]()
-    with Workers(count) as workers:
-        buffers = deque(aligned_buffer(TRANSFER_BYTES) for _ in range(max(count, 1)))
+    with desks(storage, max(count, 1), TRANSFER_BYTES) as free, Workers(count) as workers:
         for batch in batches_of(reads, near=near):
             targets = list(map(_TARGET, chain.from_iterable(map(_BOXES, batch.tensors))))
             held_bytes = 0 if are_in_place(targets) else sum(one.nbytes for one in targets if is_temporary(one))
@@ -110,10 +109,7 @@ def _read_near(
             memories = memories_of(targets)
             left = iter(memories)
             of_tensors = [tuple(islice(left, len(tensor.targets))) for tensor in batch.tensors]
-            tasks = [
-                workers.start(partial(_read_run, storage, run, batch, of_tensors, buffers, workers))
-                for run in batch.runs()
-            ]
+            tasks = [workers.start(partial(_read_run, run, batch, of_tensors, free, workers)) for run in batch.runs()]
             begun.append(_Begun(batch, targets, memories, held_bytes, tasks))
         while begun:
             total += _finish(begun.popleft(), workers, arrivals)
@@ -129,11 +125,10 @@ def _read_far(
 ) -> int:
     """Fill targets on accelerators."""
     total = 0
-    with Workers(count) as workers:
-        buffers = deque(aligned_buffer(TRANSFER_BYTES) for _ in range(max(count, 1)))
+    with desks(storage, max(count, 1), TRANSFER_BYTES) as free, Workers(count) as workers:
         batches = list(batches_of(landing.reads, near=near))
         tasks = [
-            [workers.start(partial(_land, storage, run, batch, landing, buffers, workers)) for run in batch.runs()]
+            [workers.start(partial(_land, run, batch, landing, free, workers)) for run in batch.runs()]
             for batch in batches
         ]
         for batch, begun in zip(batches, tasks, strict=True):
@@ -146,16 +141,15 @@ def _read_far(
     return total
 
 
-def _land(
-    storage: Storage, run: Run, batch: Batch, landing: Landing, buffers: deque[memoryview], workers: Workers
-) -> int:
+def _land(run: Run, batch: Batch, landing: Landing, free: deque[Desk], workers: Workers) -> int:
     """Read a run into a piece of host memory, check each of its chunks, and send them on."""
-    buffer = buffers.popleft()
+    desk = free.popleft()
     try:
-        with opened(storage, run.path, buffer) as reader, landing.piece(run, batch) as parts:
+        reader = desk.reader_of(run.path)
+        with landing.piece(run, batch) as parts:
             return check_run(run, batch, reader.fill(run.offset_bytes, parts), workers)
     finally:
-        buffers.append(buffer)
+        free.append(desk)
 
 
 def _sum_of(begun: Sequence[_Begun]) -> int:
@@ -172,25 +166,20 @@ def _finish(begun: _Begun, workers: Workers, arrivals: dict[BoxKey, Arrival] | N
 
 
 def _read_run(
-    storage: Storage,
-    run: Run,
-    batch: Batch,
-    memories: Sequence[Sequence[memoryview]],
-    buffers: deque[memoryview],
-    workers: Workers,
+    run: Run, batch: Batch, memories: Sequence[Sequence[memoryview]], free: deque[Desk], workers: Workers
 ) -> int:
     """Fill what a run feeds, check each of its chunks, and return its size."""
-    buffer = buffers.popleft()
+    desk = free.popleft()
     try:
-        with opened(storage, run.path, buffer) as reader:
-            number, chunk = run.parts[0]
-            if chunk.begin is None:
-                pieces = _in_rows(reader, batch.tensors[number], chunk, memories[number])
-            else:
-                pieces = reader.fill(run.offset_bytes, [_part_of(memories[number], one) for number, one in run.parts])
-            return check_run(run, batch, pieces, workers)
+        reader = desk.reader_of(run.path)
+        number, chunk = run.parts[0]
+        if chunk.begin is None:
+            pieces = _in_rows(reader, batch.tensors[number], chunk, memories[number])
+        else:
+            pieces = reader.fill(run.offset_bytes, [_part_of(memories[number], one) for number, one in run.parts])
+        return check_run(run, batch, pieces, workers)
     finally:
-        buffers.append(buffer)
+        free.append(desk)
 
 
 def _part_of(memories: Sequence[memoryview], chunk: ChunkRead) -> memoryview:

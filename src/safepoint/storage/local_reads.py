@@ -59,6 +59,9 @@ class LocalReader:
         if offset_bytes + size_bytes > self._size_bytes:
             raise self._ended(offset_bytes + size_bytes)
         with translated_for_reader("read", self._where):
+            if self._passes_cache and not self._is_past_cache:
+                # The cache, which may hold this, cannot be asked while reads pass by it.
+                self._passes_cache = pass_cache(self._descriptor, is_on=False)
             if not self._passes_cache and (
                 self._is_past_cache or not is_cached(self._descriptor, offset_bytes, size_bytes)
             ):

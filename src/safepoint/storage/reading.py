@@ -5,8 +5,9 @@ A storage may offer a way of its own (`Streaming`). Any other one is read throug
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,7 +16,7 @@ from safepoint.storage.base import Storage
 
 
 class ObjectReader(Protocol):
-    """Read one object that is open. It belongs to one thread."""
+    """Read one object that is open, for one thread at a time."""
 
     def fill(self, offset_bytes: int, parts: Sequence[memoryview]) -> Iterator[tuple[int, memoryview]]:
         """Fill parts that follow each other in the object, the first from an offset on, while the result is iterated.
@@ -74,6 +75,45 @@ class PlainReader:
             self.storage.read_into(self.path, offset_bytes, part)
             offset_bytes += len(part)
             yield number, part
+
+
+class Desk:
+    """Hold memory to read with, and the object open that was read from last, for one thread at a time.
+
+    To open a file takes ten calls to the system, after each of which a thread may have to wait for the interpreter.
+
+    Args:
+        storage: Where the objects lie.
+        buffer_bytes: How much memory.
+    """
+
+    def __init__(self, storage: Storage, buffer_bytes: int) -> None:
+        self._storage = storage
+        self._buffer = aligned_buffer(buffer_bytes)
+        self._open: tuple[str, ObjectReader] | None = None
+        self._stack = ExitStack()
+
+    def reader_of(self, path: str) -> ObjectReader:
+        """Return what reads an object, good until another one is asked for; see `Streaming.opened`."""
+        if self._open is None or self._open[0] != path:
+            self.close()
+            self._open = path, self._stack.enter_context(opened(self._storage, path, self._buffer))
+        return self._open[1]
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._open = None
+        self._stack.close()
+
+
+@contextmanager
+def desks(storage: Storage, count: int, buffer_bytes: int) -> Iterator[deque[Desk]]:
+    """Give so many desks, and close them when the block ends; nobody may be using one then."""
+    made = [Desk(storage, buffer_bytes) for _ in range(count)]
+    with ExitStack() as stack:
+        for desk in made:
+            stack.callback(desk.close)
+        yield deque(made)
 
 
 def opened(
