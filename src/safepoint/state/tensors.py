@@ -100,18 +100,16 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
         _check_size(buffer.nbytes, self.nbytes)
         if self.nbytes == 0:
             return
-        if is_freed(self.tensor):
-            raise TornSnapshotError(
-                "a tensor's storage was resized while it was saved",
-                where=self.name,
-                remedy="Nothing was published. Let no code that runs during a save, such as a state_dict(), resize it.",
-            )
+        self._check_memory()
         torch.frombuffer(buffer, dtype=torch.uint8).copy_(as_bytes(_dense(self.tensor)))
         self.check()
 
     def in_place(self) -> memoryview | None:
-        """Return the memory of a contiguous host tensor."""
-        return as_memory(self.tensor) if is_direct(self.tensor, self.tensor.dtype) else None
+        """Return the memory of a contiguous host tensor; raises `TornSnapshotError` where it was given back."""
+        if not is_direct(self.tensor, self.tensor.dtype):
+            return None
+        self._check_memory()
+        return as_memory(self.tensor)
 
     def check(self) -> None:
         """Raise `TornSnapshotError` if the tensor was written to since the boundary, in a way that counts."""
@@ -182,6 +180,14 @@ class TensorSource(msgspec.Struct, frozen=True, gc=False):
             dense = torch.view_as_real(dense)
         words = dense.view(_WORDS[dense.element_size()])
         return int(words.sum(dtype=torch.int64)) % (1 << (8 * _WORD_BYTES))
+
+    def _check_memory(self) -> None:
+        if is_freed(self.tensor):
+            raise TornSnapshotError(
+                "a tensor's storage was resized while it was saved",
+                where=self.name,
+                remedy="Nothing was published. Let no code that runs during a save, such as a state_dict(), resize it.",
+            )
 
 
 def write_into(live: torch.Tensor, value: torch.Tensor) -> None:
