@@ -39,8 +39,8 @@ from safepoint.storage.reading import Desk, ObjectReader, Streaming, desks
 
 # Two for the disk, so that it does not rest while the third one copies and digests.
 READERS = 3
-# What a device transfers at a time: large enough for its full rate, small enough for the other threads' turn.
-TRANSFER_BYTES = 8 << 20
+# What a device transfers at a time: large enough for its full rate, small enough to be copied from a processor's cache.
+TRANSFER_BYTES = 2 << 20
 
 _MOST_BATCHES = 16
 _MOST_HELD_BYTES = 32 << 20
