@@ -140,6 +140,19 @@ def test_how_saves_are_made_and_what_they_took_is_taken_from_the_journals(
     assert "--blocked" in said and "no save in the background" in said
 
 
+def test_saves_that_follow_each_other_too_fast_name_the_run_and_not_an_option_that_nobody_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = LocalStorage(tmp_path / "toy")
+    chain = begin(storage)
+    for second in (1, 2):
+        created = f"2025-03-01T12:00:0{second}+00:00"
+        write_generation(storage, second, chain=chain, created=created, timings_s={"write": 3.0})
+    told = refusal(capsys, "--from", str(tmp_path / "toy"), "--restore", "2m")
+    assert "[--from]" in told
+    assert "a save every 1 s" in told
+
+
 def test_another_size_is_planned_without_the_interval_that_was_measured(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

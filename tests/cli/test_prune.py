@@ -120,3 +120,12 @@ def test_a_manifest_that_cannot_be_read_stops_it(run: Path, capsys: pytest.Captu
     assert main(["prune", str(run), "--keep-last", "2"]) == 1
     assert "step-000000000300-i000001-0badcafe" in capsys.readouterr().err
     assert not list(run.rglob("deleted.json"))
+
+
+def test_without_a_rule_of_the_best_one_it_warns_of_the_metrics_that_there_are(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prune", str(run), "--keep-last", "2", "--dry-run"]) == 0
+    assert "have loss: --best keeps" in capsys.readouterr().err
+    assert main(["prune", str(run), "--keep-last", "2", "--best", "loss:min", "--dry-run"]) == 0
+    assert capsys.readouterr().err == ""

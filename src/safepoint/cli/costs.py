@@ -180,6 +180,14 @@ def _work(typed: Typed, costs: Costs, measured: Measured | None, *, is_scaled: b
         )
     if work_s <= 0 or work_s < costs.behind_s:
         least_s = costs.save_s if typed.includes_save else costs.behind_s
+        if origin == "measured" and measured is not None:
+            raise RequestError(
+                "the run saved so often that it says nothing of an interval",
+                where="--from",
+                expected="more time between saves than a save takes",
+                found=f"a save every {measured.period_s:g} s",
+                remedy="Type --interval, or ask a run that is longer or saves less often.",
+            )
         raise RequestError(
             "the interval leaves no time between saves", where="--interval", expected=f"more than {least_s:g} s"
         )

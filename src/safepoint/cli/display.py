@@ -86,6 +86,11 @@ def warn(text: str) -> None:
     print(f"safepoint: {_printable(text)}", file=sys.stderr)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless it is one."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def size_text(size_bytes: int) -> str:
     """Return a size for people; units are powers of ten."""
     for unit, name in _UNITS:

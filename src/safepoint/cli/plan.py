@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from safepoint.cli.costs import Inputs, Typed, read_inputs
-from safepoint.cli.display import JsonOption, print_facts, print_json, print_line, print_table
+from safepoint.cli.display import JsonOption, counted, print_facts, print_json, print_line, print_table
 from safepoint.duration import duration_text
 from safepoint.errors import RequestError
 from safepoint.planning.figure import draw
@@ -18,6 +18,7 @@ from safepoint.planning.optimum import Optimum, find_optimum
 from safepoint.planning.simulation import Search, draw_gaps, search, simulate
 
 # Beyond this the time of a save is no longer mostly that of its bytes.
+_SHORTEST_PERIOD_S = 1.0
 _MOST_SCALE = 10.0
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -165,15 +166,18 @@ def _measured_text(inputs: Inputs) -> str:
     measured = inputs.measured
     if measured is None:
         return ""
-    text = f"medians of {measured.saves} checkpoints; {measured.starts} starts, of which {measured.deaths} died"
+    text = f"medians of {counted(measured.saves, 'checkpoint')}; {counted(measured.starts, 'start')}, "
+    text += f"of which {measured.deaths} ended without a word, as by a kill (an error raised is none)"
     if measured.synchronous is None and measured.background is None:
         text += (
             "; the journals do not tell what saves took, so that the look at the state and the publishing are left out"
         )
+    if measured.period_s is not None and measured.period_s < _SHORTEST_PERIOD_S:
+        text += f"; saves {duration_text(measured.period_s)} apart are too close to judge an interval by"
     if inputs.scale > _MOST_SCALE:
         text += f"; their {measured.size_bytes / 1e6:.3g} MB say little of a size {inputs.scale:.3g} times as large"
     if measured.lost_updates is not None:
-        text += f"; the last one lost {measured.lost_updates} updates"
+        text += f"; the last one lost {counted(measured.lost_updates, 'update')}"
         if measured.update_s is not None:
             text += f", about {duration_text(measured.lost_updates * measured.update_s)}"
     return text

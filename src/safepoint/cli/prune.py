@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from safepoint.ambient import SystemAmbient
-from safepoint.cli.display import JsonOption, print_json, print_line, print_table, size_text, warn
+from safepoint.catalog import examine_all
+from safepoint.cli.display import JsonOption, counted, print_json, print_line, print_table, size_text, warn
 from safepoint.cli.source import Source, open_run
 from safepoint.errors import FencedError, NotFoundError, RequestError
 from safepoint.joining.holder import find_holder
@@ -44,6 +45,8 @@ def _prune(
     source.require_lineage()
     if policy.best is not None:
         _check_best(source, policy)
+    else:
+        _warn_of_metrics(source)
     if is_dry:
         _explain(source, policy, as_json=as_json)
         return
@@ -66,6 +69,17 @@ def _check_best(source: Source, policy: Keep) -> None:
     unmet = plan_retention(source.storage, source.lineage, policy).unmet
     if unmet:
         raise RequestError("a rule keeps nothing", where="--best", found=unmet, remedy="Nothing was marked.")
+
+
+def _warn_of_metrics(source: Source) -> None:
+    """Say that a job's own rule of the best one is not known here, where checkpoints bear metrics."""
+    found = examine_all(source.storage, source.lineage)
+    names = {name for entry in found if entry.manifest is not None for name in entry.manifest.metrics}
+    if names:
+        warn(
+            "a job's own keep= is not recorded, and only what is typed here holds: nothing is kept for its metric. "
+            f"The checkpoints have {', '.join(sorted(names))}: --best keeps the best one"
+        )
 
 
 def _explain(source: Source, policy: Keep, *, as_json: bool) -> None:
@@ -125,8 +139,7 @@ def _print_report(report: RetentionReport) -> None:
     _print_decisions(report.decisions)
     if report.swept.deleted:
         size = size_text(report.swept.freed_bytes)
-        print_line(f"deleted what was marked earlier: {len(report.swept.deleted)} generations, {size}")
+        print_line(f"deleted what was marked earlier: {counted(len(report.swept.deleted), 'generation')}, {size}")
     if report.marked:
-        print_line(
-            f"marked {len(report.marked)} checkpoints; their data go at the next save, or when this is called again"
-        )
+        marked = counted(len(report.marked), "checkpoint")
+        print_line(f"marked {marked}; the data go at the next save, or when this is called again")
