@@ -54,7 +54,7 @@ def twins(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_bits_that_were_read_and_match_are_equal(twins: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", f"{twins[0]}@700", f"{twins[1]}@700"]) == 0
-    assert capsys.readouterr().out == "all bits are equal: 2 tensors in 1 items\n"
+    assert capsys.readouterr().out == "all bits are equal: 2 tensors in 1 item\n"
     assert main(["diff", "--json", f"{twins[0]}@700", f"{twins[1]}@700"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes_checked"] is True
 
@@ -85,7 +85,7 @@ def test_trusted_records_are_not_called_bits(twins: tuple[Path, Path], capsys: p
     call = ["diff", "--trust-records", f"{twins[0]}@700", f"{twins[1]}@700"]
     assert main(call) == 0
     assert capsys.readouterr().out == (
-        "all recorded digests are equal: 2 tensors in 1 items; what they speak of was not read\n"
+        "all recorded digests are equal: 2 tensors in 1 item; what they speak of was not read\n"
     )
     assert main([*call, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes_checked"] is False

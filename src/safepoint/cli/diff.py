@@ -12,6 +12,7 @@ import typer
 from safepoint.catalog import Generation
 from safepoint.cli.display import (
     JsonOption,
+    counted,
     print_facts,
     print_json,
     print_line,
@@ -62,7 +63,7 @@ def _diff(
         answer = _as_json(comparison, generations[0].text, generations[1].text)
         print_json(answer | {"bytes_checked": not trusts_records})
     elif comparison.is_equal:
-        counts = f"{len(comparison.tensors)} tensors in {len(comparison.items)} items"
+        counts = f"{counted(len(comparison.tensors), 'tensor')} in {counted(len(comparison.items), 'item')}"
         read = "recorded digests are equal" if trusts_records else "bits are equal"
         print_line(f"all {read}: {counts}" + ("; what they speak of was not read" if trusts_records else ""))
     else:

@@ -13,8 +13,9 @@ from safepoint.cli.display import JsonOption, age_s, age_text, print_json, print
 from safepoint.cli.needs import needs_text
 from safepoint.cli.source import Source, open_run
 from safepoint.contract import needed_words
-from safepoint.format.names import generation_path
+from safepoint.format.names import generation_path, is_object_name
 from safepoint.notes import read_pin, read_verified
+from safepoint.storage.base import Entry
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +78,7 @@ def _row(source: Source, entry: Generation, now_s: float) -> _Row:
     if manifest is not None:
         size_bytes = sum(item.size_bytes for item in manifest.objects if item.generation == entry.text)
     else:
-        size_bytes = sum(item.size_bytes for item in source.storage.list(generation_path(entry.text)))
+        size_bytes = sum(item.size_bytes for item in _objects(source, entry))
     return _Row(
         generation=entry.text,
         step=entry.name.step,
@@ -109,6 +110,11 @@ def _print_start(usable: list[_Row]) -> None:
     older = next((row.step for row in usable if not row.needs and row.step < newest.step), None)
     if older is not None:
         print_line(f"step {older} needs no such permit: restore(step={older}, branch=True)")
+
+
+def _objects(source: Source, entry: Generation) -> list[Entry]:
+    """Return what of a folder a manifest would name: the same size is told whether or not it can be read."""
+    return [item for item in source.storage.list(generation_path(entry.text)) if is_object_name(item.name)]
 
 
 def _deleted_reason(entry: Generation) -> str | None:

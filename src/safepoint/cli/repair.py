@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safepoint.cli.display import print_line, print_table, print_title, size_text
+from safepoint.cli.display import counted, print_line, print_table, print_title, size_text
 from safepoint.cli.needs import permits_text
 from safepoint.restoring.records import DamagedRecord
 from safepoint.restoring.repair import Chance, RepairPlan
@@ -25,7 +25,7 @@ def print_repair_plan(plan: RepairPlan) -> None:
     else:
         needs = next((entry.needs for entry in plan.checkpoints if entry.use == "next"), ())
         condition = f" only if its contract permits {permits_text(needs)}" if needs else ""
-        cost = f", and repeats {plan.lost_updates} updates" if plan.lost_updates else "; no update is lost"
+        cost = f", and repeats {counted(plan.lost_updates, 'update')}" if plan.lost_updates else "; no update is lost"
         print_line(f"a start resumes at step {plan.resumes_at}{condition}{cost}")
     if plan.records:
         print_title("Records that do not hold")

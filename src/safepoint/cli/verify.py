@@ -11,7 +11,7 @@ import typer
 
 from safepoint.ambient import SystemAmbient
 from safepoint.catalog import Generation, GenerationState, examine_all
-from safepoint.cli.display import JsonOption, print_json, print_line, reading_bar, size_text, warn
+from safepoint.cli.display import JsonOption, counted, print_json, print_line, reading_bar, size_text, warn
 from safepoint.cli.repair import print_repair_plan, record_text
 from safepoint.cli.source import Source, choose, open_source
 from safepoint.errors import NotFoundError, RequestError, StorageError
@@ -112,10 +112,8 @@ def _note(source: Source, report: Verification) -> bool:
 
 def _print_report(generation: Generation, report: Verification) -> None:
     verdict = "holds" if report.holds else "does not hold"
-    print_line(
-        f"step {generation.name.step} {verdict}: {size_text(report.bytes_read)} in {report.objects} objects read"
-        f" [{generation.text}, {generation.state.value}]"
-    )
+    read = f"{size_text(report.bytes_read)} in {counted(report.objects, 'object')} read"
+    print_line(f"step {generation.name.step} {verdict}: {read} [{generation.text}, {generation.state.value}]")
     for finding in report.findings[:_MOST_FINDINGS_TOLD]:
         print_line(f"  {finding}")
     left = len(report.findings) - _MOST_FINDINGS_TOLD

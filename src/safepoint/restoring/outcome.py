@@ -62,7 +62,8 @@ class RestoreReport:
         lines += [f"  {reason}" for reason in self.reasons]
         lines += [f"refused {entry.generation}/{entry.file}: {entry.reason}" for entry in self.refused]
         if self.replayed:
-            lines.append(f"{self.replayed} updates were done after this step and will be done again")
+            updates = "1 update was" if self.replayed == 1 else f"{self.replayed} updates were"
+            lines.append(f"{updates} done after this step and will be done again")
         if self.superseded:
             lines.append(f"superseded: {', '.join(self.superseded)}")
         if self.left_fresh:
