@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from pathlib import Path
 
@@ -68,11 +69,48 @@ def test_two_pieces_are_under_way_and_memory_is_used_again_only_for_what_is_writ
     assert writer.most == 2
 
 
+class Unheld:
+    """A writer of parts that tells of each when it is begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.may_end = threading.Event()
+
+    def write(self, data: memoryview) -> None:
+        raise AssertionError("parts have places")
+
+    def write_at(self, data: memoryview, offset_bytes: int) -> None:
+        self.begun.append(offset_bytes)
+        assert self.may_end.wait(LONGEST_WAIT_S)
+
+    def finish(self) -> None:
+        return None
+
+    def abandon(self) -> None:
+        raise AssertionError("nothing failed")
+
+
+def test_what_a_thread_is_free_for_is_begun_at_once_though_the_interpreter_is_held() -> None:
+    """No thread would come to it by itself meanwhile: the interpreter is asked for after an hour at the earliest."""
+    writer, interval_s = Unheld(), sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    try:
+        with Conveyor(writer, depth=3) as conveyor:
+            for count, begun in ((1, [0]), (2, [0, PIECE]), (3, [0, PIECE])):
+                conveyor.put(memoryview(bytes(PIECE)))
+                assert writer.begun == begun, count
+            writer.may_end.set()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert sorted(writer.begun) == [0, PIECE, 2 * PIECE]
+
+
 class Failing:
     """A writer of two parts: the first fails while the second is under way, and that ends when it is waited for."""
 
     def __init__(self) -> None:
         self.is_waited_for = threading.Event()
+        self.second: threading.Thread | None = None
         self.left: list[int] = []
         self._is_begun = threading.Event()
 
@@ -81,6 +119,7 @@ class Failing:
 
     def write_at(self, data: memoryview, offset_bytes: int) -> None:
         if offset_bytes:
+            self.second = threading.current_thread()
             self._is_begun.set()
             self.is_waited_for.wait(LONGEST_WAIT_S)
         else:
@@ -101,12 +140,10 @@ def test_a_failure_of_one_piece_waits_for_the_other_before_the_file_is_closed(mo
     join = threading.Thread.join
 
     def joined(thread: threading.Thread, timeout: float | None = None) -> None:
-        waited.append(thread)
-        if len(waited) == 2:
+        if thread is writer.second:
             writer.is_waited_for.set()
         join(thread, timeout)
 
-    waited: list[threading.Thread] = []
     monkeypatch.setattr(threading.Thread, "join", joined)
     with pytest.raises(StorageError), Conveyor(writer, depth=2) as conveyor:
         conveyor.put(memoryview(bytes(PIECE)))

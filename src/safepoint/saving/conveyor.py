@@ -2,8 +2,10 @@
 
 1. Pieces are begun in the order in which they were put. Where the storage takes parts in any order, two are under way
    at a time: a disk that is handed the next piece only once it has written the last one waits in between.
-2. The first failure, on whichever side, is final: nothing more is begun, and it is raised where the pieces are put.
-3. When the block is left, no piece is on its way and the threads have ended; the writer is finished or abandoned.
+2. A piece that a thread is free for is begun before `put` returns: a thread that does not let go of the interpreter
+   keeps it from the others for 5 ms and more, and the storage would have nothing to do meanwhile.
+3. The first failure, on whichever side, is final: nothing more is begun, and it is raised where the pieces are put.
+4. When the block is left, no piece is on its way and the threads have ended; the writer is finished or abandoned.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ _MOST_THREADS = 2
 class _Piece:
     memory: memoryview
     offset_bytes: int
+    is_begun: threading.Event = field(default_factory=threading.Event)
     is_left: threading.Event = field(default_factory=threading.Event)
 
 
@@ -70,6 +73,8 @@ class Conveyor:
             return
         self._waiting.put(placed)
         self._under_way.append(placed)
+        if sum(not one.is_left.is_set() for one in self._under_way) <= len(self._threads):
+            placed.is_begun.wait()
         while len(self._under_way) > self._depth:
             self._under_way.popleft().is_left.wait()
 
@@ -105,6 +110,7 @@ class Conveyor:
 
     def _run(self) -> None:
         while (piece := self._waiting.get()) is not None:
+            piece.is_begun.set()
             try:
                 # Whoever puts must never wait for room that nobody makes.
                 if self._error is None:
