@@ -123,11 +123,12 @@ def unsound_lines(storage: Storage, incarnation: int) -> list[int]:
     They bear no digest: a line in which one letter has become another that may stand there is not found.
 
     Raises:
+        CorruptionError: It is no file that can be a journal.
         StorageError: The storage cannot answer.
     """
     try:
         data = storage.read(journal_path(incarnation), limit_bytes=_LIMIT_BYTES)
-    except (ObjectMissingError, CorruptionError):
+    except ObjectMissingError:
         return []
     return [number for number, text in enumerate(data.split(b"\n"), start=1) if text and not _is_sound(text)]
 

@@ -78,7 +78,7 @@ def test_a_file_of_the_command_itself_that_cannot_be_made_is_named(
 @pytest.mark.parametrize("tail", ["abc", "", "-5", "1.5"])
 def test_what_is_no_step_is_a_wrong_call(runs: Path, tail: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", f"{runs}/short@{tail}"]) == 2
-    assert capsys.readouterr().err.startswith("safepoint: a step is a number ")
+    assert capsys.readouterr().err.startswith("safepoint: neither a step nor a generation's name ")
 
 
 def test_an_at_sign_in_the_path_of_a_folder_begins_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,17 @@ def test_a_line_of_a_journal_is_named_and_costs_nothing(run: Path, capsys: pytes
     assert "journal/000001.jsonl does not hold: line" in capsys.readouterr().out
 
 
+def test_what_cannot_be_a_journal_is_named_and_does_not_hold(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spec: F6.7"""
+    journal = run / "journal/000001.jsonl"
+    journal.unlink()
+    assert main(["verify", str(run), "--all", "--no-note"]) == 0
+    assert "journal" not in capsys.readouterr().out
+    journal.mkdir()
+    assert main(["verify", str(run), "--all", "--no-note"]) == 1
+    assert "journal/000001.jsonl does not hold" in capsys.readouterr().out
+
+
 def test_a_note_that_cannot_be_read_is_named_once_and_made_anew(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (note,) = run.glob(f"{NEWEST}*/verified.json")
     flip(note)

@@ -86,6 +86,38 @@ def test_a_refused_start_names_the_older_checkpoint_that_keeps_the_contract_and_
         assert (report.step, report.promise.level) == (8, "exact")
 
 
+def test_an_older_attempt_at_a_step_is_asked_for_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def manager_with_schedule() -> tuple[sp.CheckpointManager, torch.optim.lr_scheduler.StepLR]:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        state = {"model": model, "optimizer": optimizer, "schedule": schedule}
+        return sp.CheckpointManager(tmp_path / "run", state), schedule
+
+    manager, schedule = manager_with_schedule()
+    with manager:
+        manager.restore()
+        schedule.optimizer.step()
+        manager.after_update()
+        saved = manager.save().result
+        schedule.step()
+        manager.save()
+    assert saved is not None
+    name = saved.generation
+    manager, _ = manager_with_schedule()
+    with manager, pytest.raises(sp.ContractError, match=r"schedule\.late") as caught:
+        manager.restore()
+    assert caught.value.remedy.endswith(f"restore(step='{name}', branch=True).")
+    capsys.readouterr()
+    assert main(["ls", str(tmp_path / "run")]) == 0
+    assert f"step 1 needs no such permit: restore(step='{name}', branch=True)" in capsys.readouterr().out
+    manager, _ = manager_with_schedule()
+    with manager:
+        assert manager.restore(step=name, branch=True).promise.level == "exact"
+
+
 def test_no_older_checkpoint_is_named_that_would_be_refused_as_well(tmp_path: Path) -> None:
     train(first := tmp_path / "first", INTERVAL)
     with manager_of(first) as manager, pytest.raises(sp.ContractError) as caught:

@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 
+from safepoint.errors import StorageError
 from safepoint.storage import aligned
 from safepoint.storage.aligned import aligned_memory
 from safepoint.storage.reading import aligned_buffer
@@ -67,3 +68,9 @@ def test_a_system_that_takes_no_advice_gives_memory_all_the_same(monkeypatch: py
     memory[-4:] = b"last"
     assert memory[SIZE - 4 :] == b"last"
     assert address_of(memoryview(memory)) % 4096 == 0
+
+
+def test_memory_that_the_system_does_not_give_is_an_error_that_says_how_much() -> None:
+    with pytest.raises(StorageError, match=r"1152921504606846976 bytes.*ulimit -v") as caught:
+        aligned_memory(1 << 60)
+    assert caught.value.errno == errno.ENOMEM

@@ -107,9 +107,11 @@ def _print_start(usable: list[_Row]) -> None:
         print_line(f"resumes at step {newest.step}")
         return
     print_line(f"resumes at step {newest.step} only if the contract permits {needs_text(newest.needs)}")
-    older = next((row.step for row in usable if not row.needs and row.step < newest.step), None)
+    older = next((row for row in usable if not row.needs), None)
     if older is not None:
-        print_line(f"step {older} needs no such permit: restore(step={older}, branch=True)")
+        is_alone = [row.step for row in usable].count(older.step) == 1
+        asked = older.step if is_alone else older.generation
+        print_line(f"step {older.step} needs no such permit: restore(step={asked!r}, branch=True)")
 
 
 def _objects(source: Source, entry: Generation) -> list[Entry]:

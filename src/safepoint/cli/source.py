@@ -20,7 +20,7 @@ from safepoint.storage.url import open_source as find_source
 
 # Of several generations with one step, the first state that is found answers.
 _ORDER = tuple(GenerationState)
-_MOST_STEPS_TOLD = 10
+_MOST_TOLD = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ def choose(source: Source) -> Generation:
         found = [examine(source.storage, name, source.lineage) for name in names if fits(name, source.asked)]
         if found:
             return min(found, key=lambda entry: _ORDER.index(entry.state))
-        steps = sorted({name.step for name in names}, reverse=True)
-        shown = ", ".join(map(str, steps[:_MOST_STEPS_TOLD])) + (", …" if len(steps) > _MOST_STEPS_TOLD else "")
         what = "name" if isinstance(source.asked, GenerationName) else "step"
+        there = list(map(str, names if what == "name" else sorted({name.step for name in names}, reverse=True)))
+        shown = ", ".join(there[:_MOST_TOLD]) + (", …" if len(there) > _MOST_TOLD else "")
         raise NotFoundError(
-            f"no checkpoint has this {what}", where=f"{source.url}@{source.asked}", found=f"steps {shown}"
+            f"no checkpoint has this {what}", where=f"{source.url}@{source.asked}", found=f"{what}s {shown}"
         )
     source.require_lineage()
     damaged = []
@@ -104,8 +104,8 @@ def _refuse_bad_step(text: str) -> None:
     run, sign, tail = text.rpartition("@")
     # Behind a slash it would be a part of a path, in which an "@" is nothing special.
     if sign and run and "/" not in tail:
-        expected = "RUN@STEP, or a generation's name for the step"
-        raise RequestError("a step is a number", where=text, expected=expected, found=repr(tail))
+        expected = "RUN@STEP, or RUN@NAME with a generation's name as `safepoint ls` shows it"
+        raise RequestError("neither a step nor a generation's name", where=text, expected=expected, found=repr(tail))
 
 
 def _read_lineage(storage: Storage) -> tuple[Lineage, CorruptionError | None]:

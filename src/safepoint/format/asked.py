@@ -5,6 +5,8 @@ A step may stand on several branches; a name stands for one generation of any li
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from safepoint.errors import RequestError
 from safepoint.format.names import GenerationName
 
@@ -52,6 +54,11 @@ def asked_of(step: object) -> Asked:
 def as_argument(asked: Asked) -> int | str:
     """Return what a caller writes for it as `step`."""
     return str(asked) if isinstance(asked, GenerationName) else asked
+
+
+def shortest(name: GenerationName, names: Iterable[GenerationName]) -> Asked:
+    """Return what asks for a generation among others: its step, where no other one has that, or else its name."""
+    return name if any(one != name and one.step == name.step for one in names) else name.step
 
 
 def fits(name: GenerationName, asked: Asked | None) -> bool:

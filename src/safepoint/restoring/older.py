@@ -11,6 +11,7 @@ from typing import Protocol
 from safepoint.catalog import GenerationState, Lineage, examine, list_generations
 from safepoint.contract import Contract, lacking
 from safepoint.errors import ContractError, advise
+from safepoint.format.asked import as_argument, shortest
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.restoring.promise import judged
 from safepoint.state.item import Item
@@ -42,14 +43,16 @@ def older_that_keeps(asking: Asking, lineage: Lineage, chosen: Manifest) -> str:
     """
     if asking.conditions is None or not lacking(chosen.conditions.reasons, asking.contract.accepts):
         return ""
-    older = [name for name in list_generations(asking.storage) if name.step < chosen.step and lineage.is_live(name)]
+    live = [name for name in list_generations(asking.storage) if lineage.is_live(name)]
+    older = [name for name in live if name.step <= chosen.step and str(name) != chosen.generation]
     for name in older[:_MOST_LOOKED_AT]:
         found = examine(asking.storage, name, lineage)
         if found.state is GenerationState.COMMITTED and found.manifest is not None:
             promise = judged(found.manifest, asking.conditions, asking.items, rank=0)
             if all(map(asking.contract.accepts, promise.reasons)):
-                asked = f"source='{asking.source}@{name.step}'" if asking.source else f"step={name.step}, branch=True"
-                return f"Step {name.step}, which is older, keeps it by what its record tells: restore({asked})."
+                asked = as_argument(shortest(name, live))
+                wish = f"source='{asking.source}@{asked}'" if asking.source else f"step={asked!r}, branch=True"
+                return f"Step {name.step}, which is older, keeps it by what its record tells: restore({wish})."
     return ""
 
 

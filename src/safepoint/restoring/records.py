@@ -62,13 +62,23 @@ def check_records(storage: Storage, lineage: Lineage) -> list[DamagedRecord]:
     for name in list_generations(storage):
         found += _beside(storage, str(name), lineage.run)
     for number in list_incarnations(storage):
-        lines = unsound_lines(storage, number)
-        if lines:
-            which = f"line {lines[0]}" + (f" and {len(lines) - 1} more" if len(lines) > 1 else "")
-            reason = f"{which} of the journal is not as it is written"
-            cost = "what the line told is passed over; no restore needs it"
-            found.append(DamagedRecord(journal_path(number), reason, cost, is_torn=True))
+        found += _of_journal(storage, number)
     return found
+
+
+def _of_journal(storage: Storage, number: int) -> Iterator[DamagedRecord]:
+    path = journal_path(number)
+    try:
+        lines = unsound_lines(storage, number)
+    except CorruptionError as exc:
+        cost = "checkpoints that it alone named are not missed where they are gone"
+        yield DamagedRecord(path, str(exc), cost)
+        return
+    if lines:
+        which = f"line {lines[0]}" + (f" and {len(lines) - 1} more" if len(lines) > 1 else "")
+        reason = f"{which} of the journal is not as it is written"
+        cost = "what the line told is passed over; no restore needs it"
+        yield DamagedRecord(path, reason, cost, is_torn=True)
 
 
 def _beside(storage: Storage, generation: str, run: str | None) -> Iterator[DamagedRecord]:

@@ -10,6 +10,8 @@ import contextlib
 import mmap
 import sys
 
+from safepoint.errors import StorageError
+
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 # MADV_WIPEONFORK, since Linux 4.14.
 _WIPE_ON_FORK = 18 if sys.platform == "linux" else None
@@ -20,9 +22,23 @@ def aligned_memory(size_bytes: int) -> mmap.mmap:
 
     A child that is forked off finds zeroes there. If it had the content, each page would be copied when it is next
     written to here, into a small one.
+
+    Raises:
+        StorageError: The system gives no such memory.
     """
     # Of memory that processes share, huge pages are given only where whoever runs the system has asked for it.
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as exc:
+        raise StorageError(
+            "there is no memory to write from or to read into",
+            where="memory of this process",
+            expected=f"{size_bytes} bytes",
+            found=exc.strerror,
+            remedy="Free memory of this machine, or raise the limit of this process (`ulimit -v`).",
+            errno=exc.errno,
+            retryable=True,
+        ) from exc
     for advice in (_HUGE_PAGES, _WIPE_ON_FORK):
         # A system that does not know the advice says so, and the memory serves all the same.
         with contextlib.suppress(OSError):
