@@ -9,6 +9,7 @@ in the page cache.
 from __future__ import annotations
 
 import argparse
+import ctypes
 from pathlib import Path
 
 from harness.document import Answer, Settings, Target, options, parse_size, settings, show
@@ -21,10 +22,13 @@ from harness.states import Training, size_of
 
 
 def be_watched(parsed: argparse.Namespace) -> None:
-    """Restore as often as asked, in this process."""
+    """Restore as often as asked, in this process, which holds the state alone and no gradients."""
     training = Training(parse_size(parsed.size))
     training.compute()
     training.touch()
+    training.optimizer.zero_grad()
+    # What is freed would else be given back while memory is watched.
+    ctypes.CDLL(None).malloc_trim(0)
     tensors, place = training.tensors(), parsed.folder / parsed.watched
     if parsed.watched == "safepoint":
         serve(lambda: restore(place, training.items).close())
