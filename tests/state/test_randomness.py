@@ -92,6 +92,15 @@ def test_a_malformed_stream_is_damage() -> None:
         GlobalRandomItem().check(SavedItem("global_random", None))
 
 
+def test_a_state_of_python_that_is_cut_within_a_word_is_damage() -> None:
+    plain: Any = Stored({"rng": GlobalRandomItem()}).saved["rng"].plain
+    version, words, gauss = plain["python"]
+    for size in (len(words) - 1, len(words) - 4, 1, 0):
+        cut = {**plain, "python": (version, words[:size], gauss)}
+        with pytest.raises(CorruptionError):
+            GlobalRandomItem().check(SavedItem("global_random", cut))
+
+
 def test_what_is_applied_is_what_is_given_and_not_what_was_checked_before() -> None:
     item, checked = GlobalRandomItem(), Stored({"rng": GlobalRandomItem()}).saved["rng"]
     draw()

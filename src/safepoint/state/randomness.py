@@ -247,6 +247,8 @@ def _pack_python(state: Any) -> tuple[int, bytes, float | None]:
 
 def _unpack_python(packed: Any) -> tuple[int, tuple[int, ...], float | None]:
     version, data, gauss = packed
+    if len(data) % 4:
+        raise ValueError(f"{len(data)} bytes are no words of 4 bytes")
     return (version, struct.unpack(f"<{len(data) // 4}I", data), gauss)
 
 
