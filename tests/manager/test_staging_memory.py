@@ -13,9 +13,11 @@ import pytest
 import torch
 
 import safepoint as sp
+from safepoint.saving import stage
 from safepoint.saving.form import form_of
 from safepoint.saving.ring import LiveOrigin, Ring
 from safepoint.saving.stage import StagingBuffer
+from safepoint.storage.aligned import paged_memory
 from safepoint.storage.local import LocalStorage
 
 LONGEST_WAIT_S = 60
@@ -185,3 +187,25 @@ def test_memory_that_was_prepared_is_that_of_the_first_save() -> None:
     view = buffer.view(50 << 20)
     view[-1] = 1
     assert prepared is not None and buffer._memory is prepared
+
+
+def test_memory_for_a_copy_that_the_system_does_not_give_is_a_storage_error() -> None:
+    buffer = StagingBuffer()
+    buffer.prepare(1 << 60)
+    with pytest.raises(sp.StorageError, match="ulimit -v"):
+        buffer.view(1 << 60)
+    assert len(buffer.view(4096)) == 4096
+
+
+def test_a_training_goes_on_where_there_is_no_memory_for_the_copy_of_one_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"x": torch.zeros(1 << 20)}
+    with sp.CheckpointManager(tmp_path, {"state": state}, save=sp.every(updates=1), background=True) as manager:
+        manager.restore()
+        monkeypatch.setattr(stage, "paged_memory", lambda size_bytes: paged_memory(size_bytes << 40))
+        with pytest.warns(RuntimeWarning, match="no memory"):
+            manager.after_update()
+        monkeypatch.undo()
+        manager.after_update()
+    assert [checkpoint.step for checkpoint in sp.open_run(tmp_path).checkpoints()] == [2]

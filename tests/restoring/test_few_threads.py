@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ import torch
 import safepoint as sp
 from safepoint.catalog import examine_all, read_lineage
 from safepoint.errors import CorruptionError, ObjectMissingError
+from safepoint.restoring import read
+from safepoint.restoring.read import READERS
+from safepoint.restoring.runs import RUN_BYTES
 from safepoint.restoring.verify import verify_generation
 from safepoint.restoring.workers import Workers
 from safepoint.storage.local import LocalStorage
@@ -22,6 +27,8 @@ from tests.build import flip
 from tests.restoring.ranks.jobs import holds, part_of, run_of, start
 
 POOLS = ("safepoint-read", "ThreadPoolExecutor")
+
+LONGEST_WAIT_S = 20
 
 Limit = Callable[[int], None]
 
@@ -107,3 +114,37 @@ def test_a_checkpoint_is_restored_and_verified_without_threads(allowed: int, lim
     assert len(verify_generation(storage, found).findings) == 1
     with pytest.raises(CorruptionError), sp.CheckpointManager(tmp_path, {"state": state}) as manager:
         manager.restore()
+
+
+def test_a_run_is_read_by_whoever_starts_it_beside_readers_that_are_all_at_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    saved = {str(number): torch.full((RUN_BYTES // 4,), float(number)) for number in range(READERS + 2)}
+    with sp.CheckpointManager(tmp_path, {"state": saved}) as manager:
+        manager.save()
+    at_work, is_joined, caller = threading.Semaphore(0), threading.Event(), threading.current_thread()
+    begin, submit, started = read.check_run, ThreadPoolExecutor.submit, Counter[str]()
+
+    def held(*arguments: Any) -> int:
+        if threading.current_thread() is caller:
+            is_joined.set()
+        else:
+            at_work.release()
+            assert is_joined.wait(LONGEST_WAIT_S)
+        return begin(*arguments)
+
+    def refused_once(pool: ThreadPoolExecutor, task: Callable[[], Any]) -> Any:
+        if pool._thread_name_prefix == "safepoint-read":
+            started["all"] += 1
+            if started["all"] == READERS + 1:
+                assert all(at_work.acquire(timeout=LONGEST_WAIT_S) for _ in range(READERS))
+                raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        return submit(pool, task)
+
+    monkeypatch.setattr(read, "check_run", held)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refused_once)
+    state = {name: torch.zeros(RUN_BYTES // 4) for name in saved}
+    with sp.CheckpointManager(tmp_path, {"state": state}) as manager:
+        manager.restore()
+    assert is_joined.is_set()
+    assert all(torch.equal(state[name], saved[name]) for name in saved)

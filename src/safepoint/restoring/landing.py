@@ -22,6 +22,7 @@ from safepoint.restoring.plan import TensorRead
 from safepoint.restoring.runs import RUN_BYTES, Batch, Run
 from safepoint.state.far import Carrier, Trip, far_targets, pinned
 from safepoint.state.item import is_temporary
+from safepoint.storage.aligned import paged_memory
 
 # Two for each thread that reads: one is filled while the device reads the other.
 _PIECES = 4
@@ -48,7 +49,7 @@ class Landing:
         self._pieces: queue.SimpleQueue[tuple[memoryview, Trip | None]] = queue.SimpleQueue()
 
     def __enter__(self) -> Landing:
-        memory = memoryview(mmap.mmap(-1, _PIECES * self._piece_bytes))
+        memory = memoryview(paged_memory(_PIECES * self._piece_bytes))
         self._unpin = pinned(self, self._carrier, memory)
         for number in range(_PIECES):
             self._pieces.put((memory[number * self._piece_bytes : (number + 1) * self._piece_bytes], None))

@@ -99,8 +99,9 @@ def _read_near(
     near: Mapping[str, int],
 ) -> int:
     """Fill targets by way of their own memory."""
+    # The desk beyond the readers' is for a task that is carried out by whoever starts it, for want of a thread.
     total, begun = 0, deque[_Begun]()
-    with desks(storage, max(count, 1), TRANSFER_BYTES) as free, Workers(count) as workers:
+    with desks(storage, count + 1, TRANSFER_BYTES) as free, Workers(count) as workers:
         for batch in batches_of(reads, near=near):
             targets = list(map(_TARGET, chain.from_iterable(map(_BOXES, batch.tensors))))
             held_bytes = 0 if are_in_place(targets) else sum(one.nbytes for one in targets if is_temporary(one))
@@ -125,7 +126,7 @@ def _read_far(
 ) -> int:
     """Fill targets on accelerators."""
     total = 0
-    with desks(storage, max(count, 1), TRANSFER_BYTES) as free, Workers(count) as workers:
+    with desks(storage, count + 1, TRANSFER_BYTES) as free, Workers(count) as workers:
         batches = list(batches_of(landing.reads, near=near))
         tasks = [
             [workers.start(partial(_land, run, batch, landing, free, workers)) for run in batch.runs()]

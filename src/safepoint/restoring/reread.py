@@ -59,7 +59,8 @@ def reread(storage: Storage, parts: Sequence[Part]) -> Iterator[tuple[int, list[
     begun: deque[tuple[int, Future[list[Differing]]]] = deque()
     count = READERS if isinstance(storage, Streaming) else 0
     with Workers(count) as workers:
-        buffers = deque((aligned_buffer(TRANSFER_BYTES), aligned_buffer(BUFFER_BYTES)) for _ in range(max(count, 1)))
+        # The last one is for a task that is carried out by whoever starts it, beside readers that are there.
+        buffers = deque((aligned_buffer(TRANSFER_BYTES), aligned_buffer(BUFFER_BYTES)) for _ in range(count + 1))
         for run in _runs_of(parts):
             if len(begun) == _MOST_RUNS:
                 size_bytes, task = begun.popleft()

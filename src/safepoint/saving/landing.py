@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from safepoint.saving.form import ALIGNMENT_BYTES, Entry
 from safepoint.state.far import Carrier, Trip, pinned
 from safepoint.state.item import Divisible, Source
+from safepoint.storage.aligned import paged_memory
 
 _PIECE_BYTES = 8 << 20
 
@@ -62,7 +63,7 @@ class Landing:
         if self._memory is None or len(self._memory) < 2 * each:
             self._unpin()
             self._memory = None
-            self._memory = mmap.mmap(-1, 2 * each)
+            self._memory = paged_memory(2 * each)
             self._unpin = pinned(self, carrier, memoryview(self._memory))
         begin = number * (len(self._memory) // 2)
         return memoryview(self._memory)[begin : begin + size_bytes]

@@ -14,10 +14,12 @@ import mmap
 import threading
 from collections.abc import Callable
 
+from safepoint.errors import StorageError
 from safepoint.saving.crossing import Copier
 from safepoint.saving.form import ALIGNMENT_BYTES
 from safepoint.saving.transfer import address_of
 from safepoint.state.far import Carrier, pinned
+from safepoint.storage.aligned import paged_memory
 
 # MADV_POPULATE_WRITE, since Linux 5.14.
 _POPULATE_WRITE = 23
@@ -44,13 +46,16 @@ class StagingBuffer:
         Args:
             size_bytes: How much is wanted.
             carrier: What will bring bytes into it from accelerators, if any will come from there.
+
+        Raises:
+            StorageError: The system gives no such memory.
         """
         self.turn += 1
         if self._memory is None or len(self._memory) < size_bytes:
             self._end_pinning()
             # The smaller one is let go first, so that there are never two.
             self._memory = None
-            self._memory = mmap.mmap(-1, max(size_bytes, ALIGNMENT_BYTES))
+            self._memory = paged_memory(max(size_bytes, ALIGNMENT_BYTES))
         view = memoryview(self._memory)[:size_bytes]
         if carrier is not None and size_bytes > self._pinned_bytes:
             self._end_pinning()
@@ -61,12 +66,15 @@ class StagingBuffer:
     def prepare(self, size_bytes: int) -> None:
         """Have the system give so much memory, in a thread: the first save then finds pages that are there.
 
-        Does nothing once there is any.
+        Does nothing once there is any, or where the system gives none: the save asks for what it needs.
         """
         if self._memory is not None or size_bytes < _SPARE_BYTES:
             return
         # The file holds more than could be counted. What is never written to takes no memory.
-        self._memory = mmap.mmap(-1, size_bytes + size_bytes // 2)
+        with contextlib.suppress(StorageError):
+            self._memory = paged_memory(size_bytes + size_bytes // 2)
+        if self._memory is None:
+            return
         # What is not there by the time of the first copy, the copy asks for itself.
         thread = threading.Thread(target=_touch, args=(self._memory, size_bytes), name="safepoint-touch", daemon=True)
         with contextlib.suppress(RuntimeError):

@@ -27,8 +27,24 @@ def aligned_memory(size_bytes: int) -> mmap.mmap:
         StorageError: The system gives no such memory.
     """
     # Of memory that processes share, huge pages are given only where whoever runs the system has asked for it.
+    memory = paged_memory(size_bytes, is_shared=False)
+    for advice in (_HUGE_PAGES, _WIPE_ON_FORK):
+        # A system that does not know the advice says so, and the memory serves all the same.
+        with contextlib.suppress(OSError):
+            if advice is not None:
+                memory.madvise(advice)
+    return memory
+
+
+def paged_memory(size_bytes: int, *, is_shared: bool = True) -> mmap.mmap:
+    """Return fresh memory that begins on a page, shared with children or not.
+
+    Raises:
+        StorageError: The system gives no such memory.
+    """
+    flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if is_shared else mmap.MAP_PRIVATE)
     try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(-1, size_bytes, flags=flags)
     except OSError as exc:
         raise StorageError(
             "there is no memory to write from or to read into",
@@ -39,9 +55,3 @@ def aligned_memory(size_bytes: int) -> mmap.mmap:
             errno=exc.errno,
             retryable=True,
         ) from exc
-    for advice in (_HUGE_PAGES, _WIPE_ON_FORK):
-        # A system that does not know the advice says so, and the memory serves all the same.
-        with contextlib.suppress(OSError):
-            if advice is not None:
-                memory.madvise(advice)
-    return memory
