@@ -13,7 +13,8 @@ from safepoint.cli.display import JsonOption, age_s, age_text, print_json, print
 from safepoint.cli.needs import needs_text
 from safepoint.cli.source import Source, open_run
 from safepoint.contract import needed_words
-from safepoint.format.names import generation_path, is_object_name
+from safepoint.format.asked import arguments_of
+from safepoint.format.names import GenerationName, generation_path, is_object_name
 from safepoint.notes import read_pin, read_verified
 from safepoint.storage.base import Entry
 
@@ -68,7 +69,10 @@ def _ls(run: Annotated[str, typer.Argument(metavar="RUN")], as_json: JsonOption 
     if source.damage is not None:
         print_line(f"which checkpoints are live cannot be told: {source.damage}")
         return
-    _print_start([row for row in rows if row.state == GenerationState.COMMITTED.value])
+    usable = [
+        (entry.name, row) for entry, row in zip(found, rows, strict=True) if entry.state is GenerationState.COMMITTED
+    ]
+    _print_start(usable)
 
 
 def _row(source: Source, entry: Generation, now_s: float) -> _Row:
@@ -97,20 +101,19 @@ def _row(source: Source, entry: Generation, now_s: float) -> _Row:
     )
 
 
-def _print_start(usable: list[_Row]) -> None:
+def _print_start(usable: list[tuple[GenerationName, _Row]]) -> None:
     """Say what a start resumes from, and which words it has to permit, by what the checkpoint tells of itself."""
     if not usable:
         print_line("no checkpoint to resume from")
         return
-    newest = usable[0]
+    newest = usable[0][1]
     if not newest.needs:
         print_line(f"resumes at step {newest.step}")
         return
     print_line(f"resumes at step {newest.step} only if the contract permits {needs_text(newest.needs)}")
-    older = next((row for row in usable if not row.needs), None)
+    older = next((name for name, row in usable if not row.needs), None)
     if older is not None:
-        is_alone = [row.step for row in usable].count(older.step) == 1
-        asked = older.step if is_alone else older.generation
+        asked = arguments_of([name for name, _ in usable])[older]
         print_line(f"step {older.step} needs no such permit: restore(step={asked!r}, branch=True)")
 
 

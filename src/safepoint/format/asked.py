@@ -5,7 +5,8 @@ A step may stand on several branches; a name stands for one generation of any li
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 
 from safepoint.errors import RequestError
 from safepoint.format.names import GenerationName
@@ -56,9 +57,10 @@ def as_argument(asked: Asked) -> int | str:
     return str(asked) if isinstance(asked, GenerationName) else asked
 
 
-def shortest(name: GenerationName, names: Iterable[GenerationName]) -> Asked:
-    """Return what asks for a generation among others: its step, where no other one has that, or else its name."""
-    return name if any(one != name and one.step == name.step for one in names) else name.step
+def arguments_of(names: Sequence[GenerationName]) -> dict[GenerationName, int | str]:
+    """Return what a caller writes as `step` for each of some generations: its step, if no other one has it, or name."""
+    counts = Counter(name.step for name in names)
+    return {name: name.step if counts[name.step] == 1 else str(name) for name in names}
 
 
 def fits(name: GenerationName, asked: Asked | None) -> bool:

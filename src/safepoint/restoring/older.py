@@ -11,7 +11,7 @@ from typing import Protocol
 from safepoint.catalog import GenerationState, Lineage, examine, list_generations
 from safepoint.contract import Contract, lacking
 from safepoint.errors import ContractError, advise
-from safepoint.format.asked import as_argument, shortest
+from safepoint.format.asked import arguments_of
 from safepoint.format.manifest import Conditions, Manifest
 from safepoint.restoring.promise import judged
 from safepoint.state.item import Item
@@ -50,7 +50,7 @@ def older_that_keeps(asking: Asking, lineage: Lineage, chosen: Manifest) -> str:
         if found.state is GenerationState.COMMITTED and found.manifest is not None:
             promise = judged(found.manifest, asking.conditions, asking.items, rank=0)
             if all(map(asking.contract.accepts, promise.reasons)):
-                asked = as_argument(shortest(name, live))
+                asked = arguments_of(live)[name]
                 wish = f"source='{asking.source}@{asked}'" if asking.source else f"step={asked!r}, branch=True"
                 return f"Step {name.step}, which is older, keeps it by what its record tells: restore({wish})."
     return ""

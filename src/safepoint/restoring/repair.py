@@ -5,13 +5,13 @@ Pure: it is told what was found. Nothing is repaired here; bytes that match a di
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from safepoint.catalog import Generation, GenerationState
 from safepoint.contract import needed_words
+from safepoint.format.asked import arguments_of
 from safepoint.format.index import ObjectReference
 from safepoint.format.manifest import Manifest
 from safepoint.format.names import MANIFEST
@@ -90,10 +90,9 @@ def plan_repair(
     """
     good = [entry for entry in generations if _holds(entry, found)]
     chosen = next((entry for entry in good if entry.text in live), None)
-    counts = Counter(entry.name.step for entry in generations)
+    asked = arguments_of([entry.name for entry in generations])
     chances = tuple(
-        _chance(entry, found, live, is_next=entry is chosen, is_alone=counts[entry.name.step] == 1)
-        for entry in generations
+        _chance(entry, found, live, is_next=entry is chosen, asked=asked[entry.name]) for entry in generations
     )
     newest = max((entry.name.step for entry in generations if entry.text in live), default=0)
     lost = newest - (chosen.name.step if chosen is not None else 0)
@@ -111,10 +110,9 @@ def _holds(entry: Generation, found: Mapping[str, Verification]) -> bool:
 
 
 def _chance(
-    entry: Generation, found: Mapping[str, Verification], live: frozenset[str], *, is_next: bool, is_alone: bool
+    entry: Generation, found: Mapping[str, Verification], live: frozenset[str], *, is_next: bool, asked: int | str
 ) -> Chance:
     step, state, is_live = entry.name.step, entry.state.value, entry.text in live
-    asked = step if is_alone else entry.text
     needs = tuple(needed_words(entry.manifest)) if entry.manifest is not None else ()
     if entry.tombstone is not None or entry.text not in found:
         return Chance(entry.text, step, state, "none", asked)
